@@ -12,7 +12,7 @@ from dpfy.cli.app import main
 from dpfy.errors import DpfyError, MissingExtra
 from dpfy.planning.plots import draw_contours
 from dpfy.reporting import report
-from dpfy.trainer.callbacks import TensorBoardLog
+from dpfy.run.callbacks import TensorBoardLog
 
 
 @pytest.fixture

@@ -107,6 +107,22 @@ def run_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     run_command(line.removeprefix("$ "))
 
 
+def test_the_readme_example_can_be_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A second run that took the finished ledger would show an untrained model beside its ε.
+    monkeypatch.chdir(tmp_path)
+    example = only("python").replace("epochs=20", "epochs=4")
+    for _ in range(2):
+        torch.manual_seed(0)  # of the initial weights, which alone get a tenth of the digits right
+        exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+        accuracy = float(re.search(r"public records ([\d.]+)", capsys.readouterr().out)[1])
+        assert accuracy > 0.5
+    assert {path.name for path in tmp_path.glob("*.dpl")} == {"run.dpl", "run-2.dpl"}
+    for path in tmp_path.glob("*.dpl"):
+        assert 2.9 < dpfy.account(dpfy.Ledger.read(path)).claim(1e-5) <= 3.0
+
+
 def side(sign: str) -> str:
     """Return one side of the README's diff: ``-`` for the plain loop, ``+`` for the private one."""
     lines = [line for line in only("diff").splitlines() if line[0] in f" {sign}"]

@@ -99,7 +99,7 @@ def test_every_storey_refuses_the_one_above_and_its_neighbours(tmp_path: Path) -
         ("planning/__init__.py", "import torch"),
         ("cli/app.py", "import torch"),
         ("cli/report.py", "def later():\n    import dpfy.trainer.trainer"),
-        ("cli/train.py", "import dpfy.trainer.callbacks"),  # which may load torch for TensorBoard
+        ("cli/train.py", "import dpfy.run.callbacks"),  # which may load torch for TensorBoard
         ("trainer/config.py", "import dpfy.data"),
         ("reporting/record.py", "import dpfy.models"),
         ("data/source.py", "import dpfy.plans"),

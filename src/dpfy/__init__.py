@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         IsolationError as IsolationError,
         LedgerDamaged as LedgerDamaged,
         LedgerError as LedgerError,
+        LedgerFinished as LedgerFinished,
         LedgerLocked as LedgerLocked,
         LedgerMismatch as LedgerMismatch,
         LedgerWriteFailed as LedgerWriteFailed,
@@ -66,13 +67,19 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.plans.idpsgd import idpsgd as idpsgd
     from dpfy.plans.plan import Plan as Plan
     from dpfy.records.users import Users as Users
+    from dpfy.run.callbacks import (
+        Callback as Callback,
+        CsvLog as CsvLog,
+        TensorBoardLog as TensorBoardLog,
+    )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
     from dpfy.run.privatize import privatize as privatize
+    from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
-    from dpfy.trainer.callbacks import Callback as Callback
     from dpfy.trainer.config import TrainConfig as TrainConfig
+    from dpfy.trainer.saved import load_model as load_model
     from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
     from dpfy.types import (
         Budget as Budget,
@@ -94,6 +101,7 @@ _HOMES = {
         "IsolationError",
         "LedgerDamaged",
         "LedgerError",
+        "LedgerFinished",
         "LedgerLocked",
         "LedgerMismatch",
         "LedgerWriteFailed",
@@ -124,7 +132,9 @@ _HOMES = {
     "gradients.losses": ("Losses",),
     "checks.mixing": ("check_data_set",),
     "trainer.config": ("TrainConfig",),
-    "trainer.callbacks": ("Callback",),
+    "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
+    "run.progress": ("ProgressBar",),
+    "trainer.saved": ("load_model",),
     "trainer.trainer": ("Trainer", "TrainingResult"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),

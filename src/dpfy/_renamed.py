@@ -29,7 +29,8 @@ MODULES = {
     "dpfy.mechanisms.noise": "dpfy.noise",
     "dpfy.mechanisms.noise.randomness": "dpfy.noise.random_stream",
     "dpfy.plan": "dpfy.plans",
-    "dpfy.training.callbacks": "dpfy.trainer.callbacks",
+    "dpfy.trainer.callbacks": "dpfy.run.callbacks",
+    "dpfy.training.callbacks": "dpfy.run.callbacks",
     "dpfy.training.checkpoint": "dpfy.run.checkpoint",
     "dpfy.training.config": "dpfy.trainer.config",
     "dpfy.training.engines": "dpfy.gradients",
@@ -39,7 +40,7 @@ MODULES = {
     "dpfy.training.resources": "dpfy.run.resources",
     "dpfy.training.searches": "dpfy.run.loss_queries",
 }
-"""Documented modules before version 0.2, and where their contents are now."""
+"""Documented modules of earlier versions, and where their contents are now."""
 
 _EMPTIED = "dpfy.training"  # a package whose modules are in several rooms now
 

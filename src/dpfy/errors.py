@@ -46,6 +46,10 @@ class LedgerMismatch(LedgerError):
     """The ledger was begun for another plan, or a query differs from the reserved event."""
 
 
+class LedgerFinished(LedgerError):
+    """All steps of the plan were spent on this ledger before; the message says how to go on."""
+
+
 class LedgerWriteFailed(LedgerError):
     """An append could not be made durable; nothing is released after it."""
 

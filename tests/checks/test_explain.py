@@ -47,6 +47,29 @@ def test_every_layer_has_the_way_that_its_shape_calls_for():
     assert [advice for advice in found.advice if "'pair' (Bilinear)" in advice]
 
 
+def test_a_batch_may_be_a_dict_that_names_what_the_model_takes():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.last = nn.Embedding(10, 3), nn.Linear(3, 2)
+
+        def forward(self, input_ids, attention_mask):
+            return self.last((self.embed(input_ids) * attention_mask.unsqueeze(2)).sum(1))
+
+    model = Named()
+    batch = {"input_ids": torch.randint(10, (4, 5)), "attention_mask": torch.ones(4, 5)}
+    assert ways(dpfy.explain(model, batch)) == {"embed": "rows", "last": "ghost"}
+    labelled = {**batch, "labels": torch.tensor([0, 1, 1, 0])}
+
+    def loss(fields):
+        found = model(fields["input_ids"], fields["attention_mask"])
+        return F.cross_entropy(found, fields["labels"], reduction="none")
+
+    assert ways(dpfy.explain(model, labelled, loss)) == {"embed": "rows", "last": "ghost"}
+    with pytest.raises(dpfy.errors.InvalidArgument, match="tuple or dict"):
+        dpfy.explain(model, {"input_ids": []})
+
+
 def test_the_table_shows_layers_totals_and_advice():
     shown = str(dpfy.explain(Scores(), torch.rand(4, 600))).splitlines()
     assert shown[0].startswith("engine 'bookkeeping', ")

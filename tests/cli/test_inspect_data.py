@@ -20,10 +20,70 @@ def test_bad_records_are_listed_with_a_warning(tmp_path, monkeypatch, capsys, na
     with pytest.raises(SystemExit) as caught:
         main(["inspect-data", f"inspected_{name}:{name}", "--limit", "1"])
     output = capsys.readouterr()
-    assert not caught.value.code
+    assert caught.value.code == 1
     assert "rivate facts" in output.err
     assert "record 1: holds NaN" in output.out and "2 findings in 3 records" in output.out
     assert "record 2" not in output.out
+
+
+LABELS = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def load():
+    return TensorDataset(torch.randn(5, 4), torch.tensor([0, 1, 3, 2, -1]))
+
+def good():
+    return TensorDataset(torch.randn(5, 4), torch.tensor([0, 1, 2, 2, 0]))
+
+def network():
+    return nn.Linear(4, 3)
+
+model = network()
+
+def own(model, x, y):
+    return (model(x)[:, 0] - y).log()
+
+number = 3
+"""
+
+
+def inspected(tmp_path, monkeypatch, capsys, *arguments):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "inspected_labels.py").write_text(LABELS)
+    with pytest.raises(SystemExit) as caught:
+        main(["inspect-data", *(each.replace("@", "inspected_labels:") for each in arguments)])
+    return caught.value.code, capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", ["@network", "@model"])
+def test_labels_out_of_range_show_in_the_loss_of_a_model(tmp_path, monkeypatch, capsys, model):
+    code, output = inspected(tmp_path, monkeypatch, capsys, "@load", "--model", model)
+    assert code == 1 and "2 findings in 5 records" in output.out
+    assert "record 2: has no loss (IndexError: Target 3 is out of bounds" in output.out
+    assert "record 4: has no loss" in output.out
+    code, output = inspected(tmp_path, monkeypatch, capsys, "@good", "--model", model)
+    assert not code and "0 findings in 5 records" in output.out
+    code, output = inspected(tmp_path, monkeypatch, capsys, "@load")
+    assert not code  # without a model nobody knows
+
+
+def test_an_own_loss_is_computed_for_each_record(tmp_path, monkeypatch, capsys):
+    arguments = ("@good", "--model", "@model", "--loss", "@own")
+    code, output = inspected(tmp_path, monkeypatch, capsys, *arguments)
+    assert code == 1 and "record 2: has a loss that is NaN or infinite" in output.out
+
+
+def test_a_loss_needs_a_model_and_a_task_is_one_of_three(tmp_path, monkeypatch, capsys):
+    code, output = inspected(tmp_path, monkeypatch, capsys, "@good", "--loss", "@own")
+    assert code == 2 and "give --model too" in output.err
+    arguments = ("@good", "--model", "@model", "--task", "poetry")
+    code, output = inspected(tmp_path, monkeypatch, capsys, *arguments)
+    assert code == 2 and "'regression'" in output.err
+    arguments = ("@good", "--model", "@number")
+    code, output = inspected(tmp_path, monkeypatch, capsys, *arguments)
+    assert code == 2 and "torch.nn.Module" in output.err
 
 
 SEQUENCES = """
@@ -63,7 +123,7 @@ def test_records_are_compared_with_the_declared_example(tmp_path, monkeypatch, c
             ]
         )
     output = capsys.readouterr().out
-    assert not caught.value.code and "2 findings in 6 records" in output
+    assert caught.value.code == 1 and "2 findings in 6 records" in output
     assert (
         "record 4: does not fit the declared example: it has float32[5], and the largest" in output
     )

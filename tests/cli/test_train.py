@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dpfy.cli._progress import ProgressBar
 from dpfy.cli.app import main
 from dpfy.data import load
 from dpfy.ledger import Ledger
 from dpfy.models import default_model
-from dpfy.trainer.callbacks import Step
+from dpfy.run.callbacks import Step
+from dpfy.run.progress import ProgressBar
 
 OWN = """
 import torch

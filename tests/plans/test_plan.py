@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -138,3 +140,43 @@ def test_a_filter_takes_the_place_of_the_budget_and_survives_json(make):
 def test_what_is_no_filter_is_refused():
     with pytest.raises(dpfy.InvalidArgument, match="Filter"):
         dpfy.dpsgd(records=1000, batch_size=100, steps=5).under("renyi")
+
+
+@pytest.mark.parametrize(
+    ("records", "batch_size", "epochs"),
+    [(4000, 64, 2), (1437, 512, 20), (60_000, 256, 10), (100, 100, 3), (7, 3, 1), (10**6, 7, 3)],
+)
+@pytest.mark.parametrize("make", [dpfy.dpsgd, dpfy.dpis])
+def test_a_plan_has_the_epochs_that_were_asked_for(make, records, batch_size, epochs):
+    if make is dpfy.dpis and 4 * batch_size > records:
+        pytest.skip("importance samples are small")
+    plan = make(records=records, batch_size=batch_size, epochs=epochs, noise_multiplier=1.0)
+    assert plan.steps == math.ceil(Fraction(epochs * records, batch_size))
+    assert plan.epochs == epochs
+    ends = [0, *map(plan.last_step_of, range(1, epochs + 1))]
+    lengths = [end - start for start, end in pairwise(ends)]
+    assert sum(lengths) == plan.steps and max(lengths) - min(lengths) <= 1
+    for epoch, end in enumerate(ends[1:], 1):
+        assert plan.epoch_of(end) == epoch and plan.epoch_of(end + 1) == epoch + 1
+
+
+def test_a_part_of_an_epoch_is_an_epoch_and_a_step_too_many_is_none():
+    plan = dpfy.dpsgd(records=100, batch_size=10, epochs=2.5, noise_multiplier=1.0)
+    assert plan.epochs == 3 and plan.last_step_of(3) == 25
+    assert dpfy.dpsgd(rate=0.5, divisor=1, steps=7, noise_multiplier=1.0).epochs == 4
+    assert dpfy.dpsgd(rate=0.0, divisor=1, steps=7, noise_multiplier=1.0).epochs == 1
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "cyclic", "balls_in_bins"])
+def test_passes_over_the_data_are_whole_where_every_record_comes_once(sampling):
+    # 57 steps would be 19 passes of three batches
+    plan = dpfy.dpsgd(
+        records=1437,
+        batch_size=512,
+        epochs=20,
+        sampling=sampling,
+        relation="zero_out",
+        noise_multiplier=1.0,
+    )
+    assert (plan.steps, plan.epochs, plan.last_step_of(7)) == (60, 20, 21)
+    assert sum(run.times for run in plan.envelope) == 20

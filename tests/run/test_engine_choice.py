@@ -656,3 +656,32 @@ def test_recurrent_layers_are_the_same_at_every_step(started):
         len(next(iter(s.run.context.engines._verdicts.values()))._known) == 1
         and s.run.engine == "bookkeeping"
     )
+
+
+def test_auto_says_once_that_it_takes_a_slower_engine_and_why_with_the_line(started, capsys):
+    model = Row()
+
+    def loss(x):
+        return model(x) * 2 if x.sum() > 100 else model(x)  # a value decides
+
+    s = started(ROWS, model=model, steps=3)
+    for batch in s.run:
+        s.run.backward(loss, batch)
+    said = capsys.readouterr().out
+    assert said.count("steps are slower") == 1
+    assert "Engine 'loop' is used" in said and "'bookkeeping' is not safe here" in said
+    assert "test_engine_choice.py:" in said and "if x.sum() > 100" in said
+    assert s.run.engine_notice == said.rstrip("\n")
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "loop"}, {"announce": False}])
+def test_nothing_is_said_of_the_fastest_engine_a_named_one_or_unasked(started, options, capsys):
+    model = Row()
+
+    def loss(x):
+        return model(x) * 2 if options and x.sum() > 100 else model(x)
+
+    s = started(ROWS, model=model, **options)
+    s.run.backward(loss, next(iter(s.run)))
+    assert capsys.readouterr().out == ""
+    assert bool(s.run.engine_notice) == ("announce" in options)

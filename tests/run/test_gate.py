@@ -43,6 +43,61 @@ def test_a_raw_gradient_mixed_into_a_released_one_is_refused(started):
         s.opt.step()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: nn.utils.clip_grad_norm_(s.model.parameters(), 1e-3),
+        raw_gradient,
+        lambda s: s.model.weight.grad.data.mul_(2),  # which no version counts
+    ],
+    ids=["clip_grad_norm_", "backward", "data"],
+)
+def test_a_gradient_that_was_changed_is_told_from_one_that_was_never_released(started, change):
+    s = started(ROWS)
+    private_gradient(s)
+    change(s)
+    with pytest.raises(dpfy.UnreleasedGradient, match="'weight' was changed after its release"):
+        s.opt.step()
+    s.opt.zero_grad()
+    raw_gradient(s)
+    with pytest.raises(dpfy.UnreleasedGradient, match="'weight' was not released"):
+        s.opt.step()
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """An optimizer as Accelerate wraps it."""
+
+    __module__ = "accelerate.optimizer"
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+    def step(self):
+        self.optimizer.step()
+
+
+def test_a_wrapper_of_accelerate_is_taken_for_the_optimizer_inside():
+    model = Dot()
+    inside = torch.optim.SGD(model.parameters(), lr=1.0)
+    wrapper = _Wrapper(inside)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=2, noise_multiplier=0.0)
+    with dpfy.privatize(
+        model, wrapper, TensorDataset(ROWS), plan, dpfy.Ledger.in_memory(), insecure_test_key=1
+    ) as run:
+        assert run.optimizers == (inside,)
+        model(ROWS).sum().backward()
+        with pytest.raises(dpfy.UnreleasedGradient):
+            wrapper.step()
+        inside.zero_grad()
+        run.backward(model, next(iter(run)))
+        wrapper.step()
+        assert model.weight.any()
+
+
 def test_a_release_does_not_launder_a_raw_gradient(started):
     s = started(ROWS)
     raw_gradient(s)

@@ -5,6 +5,7 @@ import queue
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import pytest
@@ -64,6 +65,58 @@ def test_a_second_loop_continues_and_epochs_cover_the_plan(started):
     assert run.steps_left == 5
     assert [[batch.step for batch in epoch] for epoch in run.epochs()] == [[3, 4], [5, 6], [7]]
     assert run.steps_left == 0 and list(run) == []
+
+
+@pytest.mark.parametrize(("taken", "left"), [(0, 20), (3, 19), (4, 19), (56, 1), (57, 0)])
+def test_epochs_are_those_of_the_plan_whose_steps_they_divide(started, taken, left):
+    plan = dpfy.dpsgd(records=1437, batch_size=512, epochs=20, noise_multiplier=1.0)
+    run = started(ROWS, plan=plan).run
+    assert len([*zip(range(taken), run, strict=False)]) == taken
+    epochs = [[batch.step for batch in epoch] for epoch in run.epochs()]
+    assert len(epochs) == left and [*chain(*epochs)] == [*range(taken + 1, 58)]
+
+
+def test_a_finished_ledger_is_refused_and_an_unfinished_one_goes_on(started, tmp_path, capsys):
+    path = tmp_path / "run.dpl"
+    begun = started(ROWS, steps=3, ledger=path)
+    begun.run.backward(begun.loss, next(iter(begun.run)))
+    begun.run.close()
+    left = started(ROWS, steps=3, ledger=path)
+    assert left.run.steps_left == 2 and "2 are left" in capsys.readouterr().out
+    for batch in left.run:
+        left.run.backward(left.loss, batch)
+    left.run.close()
+    with pytest.raises(dpfy.errors.LedgerFinished, match=r"All 3 steps .*if_exists='new'"):
+        started(ROWS, steps=3, ledger=path)
+    begun.opt.step()  # no gate was left behind
+    assert started(ROWS, steps=3, ledger=path, announce=False).run.steps_left == 0  # was asked for
+
+
+def test_a_filter_without_room_is_refused_as_a_finished_ledger_is(started, tmp_path):
+    noise = dpfy.GradientNormNoise(ratio=0.5)
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=50, controllers=[noise])
+    plan = plan.calibrate(epsilon=1.0, delta=1e-5)
+    path = tmp_path / "run.dpl"
+    begun = started(ROWS, plan=plan, ledger=path)
+    while not begun.run.exhausted:
+        begun.run.ledger.reserve(plan.event)
+    begun.run.close()
+    if begun.run.steps_taken >= plan.steps:
+        pytest.fail("the filter should stop before the plan does")
+    with pytest.raises(dpfy.errors.LedgerFinished, match="no room for another step"):
+        started(ROWS, plan=plan, ledger=path)
+
+
+def test_a_new_ledger_is_begun_beside_those_that_exist(started, tmp_path, capsys):
+    for name in ("run.dpl", "run-2.dpl", "run-3.dpl"):
+        run = started(ROWS, ledger=tmp_path / "run.dpl", if_exists="new").run
+        assert run.ledger.path == tmp_path / name and run.steps_left == 5
+        said = capsys.readouterr().out
+        assert (name in said and "all their ledgers together" in said) or name == "run.dpl"
+    with pytest.raises(dpfy.errors.InvalidArgument, match="to be a path"):
+        started(ROWS, if_exists="new")
+    with pytest.raises(dpfy.errors.InvalidArgument, match="if_exists='never'"):
+        started(ROWS, ledger=tmp_path / "other.dpl", if_exists="never")
 
 
 def test_backward_adds_to_what_was_released_before(started):

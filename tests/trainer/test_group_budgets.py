@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 import dpfy
 from dpfy.errors import CheckpointError, InvalidArgument
 from dpfy.ledger import Ledger
-from dpfy.trainer.callbacks import Evaluation, Step
+from dpfy.run.callbacks import Evaluation, Step
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.trainer import resume_training

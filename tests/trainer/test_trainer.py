@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import dpfy
 import dpfy.trainer.trainer
-from dpfy.trainer.callbacks import Evaluation, Step
+from dpfy.run.callbacks import Evaluation, Step
 from dpfy.trainer.trainer import resume_training
 
 FILES = {
@@ -128,7 +128,7 @@ def killed(monkeypatch, owner, name):
     ("owner", "name", "left"),
     [
         (dpfy.trainer.trainer, "privatize", {"config.json"}),
-        (dpfy.trainer.trainer, "_tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
+        (dpfy.trainer.trainer, "tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
         (
             dpfy.Trainer,
             "_save",

@@ -57,6 +57,13 @@ class Guarantee:
     unit: Unit
     accuracy: float = pld.ACCURACY
 
+    def __repr__(self) -> str:
+        private = "" if self.private else ", not private: a test key"
+        return (
+            f"<Guarantee: {self.steps:,} {self.counted} by {self.method}, per {self.unit}, "
+            f"{self.relation}{private}; .epsilon(delta) has the interval of ε>"
+        )
+
     @property
     def steps(self) -> int:
         """The number of steps that are accounted."""

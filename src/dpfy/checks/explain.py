@@ -1,6 +1,7 @@
 """The cost of private steps, layer by layer, and how to reduce it, from synthetic input only."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from dpfy.checks.model_kinds import require_python_modules
+from dpfy.checks.places import at, stopped_at
 from dpfy.checks.probe import Probe
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import BookkeepingEngine, Engine, GhostEngine
@@ -24,6 +26,7 @@ from dpfy.gradients.bookkeeping.costs import cheapest_kept, cheapest_measured, o
 from dpfy.gradients.bookkeeping.embedding_rows import EmbeddingRows, TiedEmbedding
 from dpfy.gradients.bookkeeping.recorder import Consumer, Parts
 from dpfy.gradients.chunk import Chunk, UnsupportedField
+from dpfy.records.example import rows_of
 from dpfy.sandbox.uncompiled import uncompiled
 
 _FEW_RECORDS = 8  # in a chunk: too few for the hardware to be busy
@@ -117,7 +120,8 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
     Args:
         model: The module to train.
         batch: A collated batch of *synthetic* examples, as ``example_input`` of
-            :func:`dpfy.privatize`. What is shown depends on it, so it must not be private.
+            :func:`dpfy.privatize`: a tensor, or a tuple or dict of tensors. What is shown depends
+            on it, so it must not be private.
         loss_fn: A function from the fields of the batch to one loss per example, as in training;
             by
             default the sum of the model's outputs.
@@ -155,13 +159,14 @@ def explain(model: nn.Module, batch: Any, loss_fn: LossFn | None = None) -> Expl
 
 def as_chunk(batch: Any) -> Chunk:
     """Return a collated batch of synthetic examples as a chunk."""
-    fields = batch if isinstance(batch, list | tuple) else (batch,)
-    if not fields or not isinstance(fields[0], torch.Tensor) or not fields[0].ndim:
-        raise InvalidArgument(
-            "Expected batch to be a tensor with one row per example, or a tuple of them."
-        )
     try:
-        return Chunk.of(tuple(fields), len(fields[0]))
+        rows = rows_of(batch)
+    except InvalidArgument:
+        raise InvalidArgument(
+            "Expected batch to be a tensor with one row per example, or a tuple or dict of them."
+        ) from None
+    try:
+        return Chunk.of(batch, rows)
     except UnsupportedField as error:
         raise InvalidArgument(
             f"Expected batch to hold one row per example in every field; it has {error}."
@@ -175,7 +180,7 @@ def weighted_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
     """
 
     def loss(*fields: Any) -> torch.Tensor:
-        outputs = model(*fields)
+        outputs = model(**fields[0]) if _takes_names(model, fields) else model(*fields)
         if not isinstance(outputs, torch.Tensor):
             raise TypeError("the model returns more than a tensor: pass loss_fn=")
         if outputs.ndim == 1:
@@ -185,6 +190,17 @@ def weighted_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
         return (flat * weights.to(flat.dtype)).sum(1)
 
     return loss
+
+
+def _takes_names(model: nn.Module, fields: tuple[Any, ...]) -> bool:
+    """Whether a model is to be called with the items of a mapping by name, as transformers' are."""
+    if len(fields) != 1 or not isinstance(fields[0], Mapping):
+        return False
+    try:
+        inspect.signature(model.forward).bind(**fields[0])
+    except TypeError:
+        return False
+    return True
 
 
 class _Noting(Consumer):
@@ -331,9 +347,10 @@ def _why_not(
         engine.prepare(loss_fn, lambda size, seed: _repeated(chunk, size))
     except Unsupported as error:
         reason = error or "a layer is used in a way that no rule knows"
-        return f"The fast engine cannot serve this model: {reason}."
+        return f"The fast engine cannot serve this model: {reason}{at(stopped_at(error))}."
     except Exception as error:  # torch's own refusal, on the synthetic input
-        return f"The fast engine cannot serve this model ({type(error).__name__}: {error})."
+        said = f"{type(error).__name__}: {error}"
+        return f"The fast engine cannot serve this model ({said}){at(stopped_at(error))}."
     return (
         "The fast engine does not give the gradients that one example at a time gives. Please "
         "report this model."

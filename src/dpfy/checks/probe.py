@@ -28,7 +28,7 @@ from dpfy.checks.company import (
 from dpfy.checks.culprits import refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.free_memory import give_back
-from dpfy.checks.oracle import engine_sums, oracle_sums
+from dpfy.checks.oracle import agrees_elsewhere, engine_sums, oracle_sums
 from dpfy.checks.places import at, stopped_at
 from dpfy.checks.preconditions import check_layers
 from dpfy.checks.side_doors import REMEDY, SideDoors
@@ -73,9 +73,13 @@ class Probe(Trial):
         declared: Whether the values of ``example`` are valid and public, not its shape alone.
         statistics: The statistics that the plan releases.
         engines: The engines to choose from, in the order of preference.
+
+    Attributes:
+        passed_over: Why each of the engines before the chosen one was not taken, by name.
     """
 
     engines: Mapping[str, type[Engine]] = field(default_factory=lambda: ENGINES)
+    passed_over: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _compared: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _written: list[Callable[[], str | None]] = field(
         default_factory=list, init=False, repr=False, compare=False
@@ -214,7 +218,9 @@ class Probe(Trial):
             expected = oracle_sums(self, memory)
             give_back(self.parameters.values())
             reason = ""
-            for name in names:
+            for place, name in enumerate(names):
+                if place:
+                    self.passed_over[names[place - 1]] = reason
                 engine = self.engines[name](self.model, self.parameters)
                 if isinstance(engine, CapturingEngine):
                     engine.memory = memory
@@ -241,7 +247,11 @@ class Probe(Trial):
                 if engine.defeats_checkpointing and wanted == "auto" and "ghost" in names:
                     reason = "keeps the activations that the model recomputes to save memory"
                     continue
-                if (random and engine.isolates) or are_equal_sums(found, expected, self.shortest):
+                if (
+                    (random and engine.isolates)
+                    or are_equal_sums(found, expected, self.shortest)
+                    or (not random and agrees_elsewhere(self, engine, memory))
+                ):
                     del found, expected
                     give_back(self.parameters.values())
                     if not engine.isolates:

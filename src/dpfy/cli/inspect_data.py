@@ -3,13 +3,16 @@
 It prints private facts, and says so.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpfy._objects import load_object, make_object
+from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpfy.records.duplicates import Shared
 
 
@@ -36,6 +39,25 @@ def inspect_data(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model, or function that returns one, as package.module:name; with it the loss of "
+            "every record is computed, which shows labels and tokens out of range.",
+            show_default=False,
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="Loss of the run as package.module:name, a function of the model and of the "
+            "fields of collated records. Default: that of --task.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="Task: classification, regression or language_model.")
+    ] = "classification",
     duplicates: Annotated[
         bool,
         typer.Option(
@@ -61,6 +83,9 @@ def inspect_data(
 ) -> None:
     """List the records that a run would leave out, and why. FOR THE OWNER OF THE DATA ONLY.
 
+    Exits with 1 if there are any. With --model it computes the loss of every record: a label that
+    the model has no class for, or a token beyond its vocabulary, is a finding.
+
     The command first loads a few records to test whether data[i] depends on record i alone: a data
     set that mixes records, draws from a generator of its own or keeps state is an error. It cannot
     notice that the data were standardised by their own mean, or encoded by the values in their
@@ -78,6 +103,8 @@ def inspect_data(
 
     dpfy inspect-data mydata:load --collate mydata:collate --example mydata:example
 
+    dpfy inspect-data mydata:train_set --model mymodel:make --loss mymodel:loss
+
     dpfy inspect-data mydata:texts --duplicates --users mydata:authors
     """
     from dpfy.checks.mixing import check_data_set
@@ -89,7 +116,9 @@ def inspect_data(
     )  # a loader may return a private and a public data set
     collate_fn = load_object(collate) if collate else None
     check_data_set(records, collate_fn)
-    findings = list(inspect_records(records, collate_fn, make_object(example) if example else None))
+    example_input = make_object(example) if example else None
+    loss_fn = _loss(model, loss, task)
+    findings = list(inspect_records(records, collate_fn, example_input, loss_fn))
     typer.echo(
         "Private facts about single records follow; keep this output with the data.", err=True
     )
@@ -104,6 +133,24 @@ def inspect_data(
         found = find_duplicates(records, make_object(users) if users else None, place)
         _describe("to the letter", found.exact, found.units, limit)
         _describe("word for word", found.similar, found.units, limit)
+    if findings:
+        raise typer.Exit(1)
+
+
+def _loss(model: str | None, loss: str | None, task: str) -> "Callable[..., Any] | None":
+    """Return the loss as a function of the fields of collated records, or None without a model."""
+    if model is None:
+        if loss is not None:
+            raise InvalidArgument("--loss is a function of the model: give --model too.")
+        return None
+
+    from dpfy.trainer.builders import named_model
+    from dpfy.trainer.config import TrainConfig
+    from dpfy.trainer.objectives import objective_for
+
+    objective = objective_for(TrainConfig(task=task, loss=loss))
+    made = named_model(model).eval()
+    return lambda *fields: objective.loss(made, *fields)
 
 
 def _describe(how: str, shared: "Shared", units: int, limit: int) -> None:

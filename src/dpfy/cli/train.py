@@ -50,6 +50,9 @@ def train(
     the report. Ctrl-C and SIGTERM end the run after the step under way, save it, and exit with 130
     and 143.
 
+    A record of your own data that cannot be used contributes nothing, without a word: look at them
+    first with `dpfy inspect-data`.
+
     Examples:
     dpfy train
 
@@ -92,14 +95,16 @@ def _trained(
             given.setdefault(new, given.pop(old))
     settings = settings_from(config, config_file).with_flags(given)
 
-    from dpfy.cli._progress import ProgressBar  # these load torch, and the help does not need it
+    from dpfy.run.progress import ProgressBar  # these load torch, and the help does not need it
     from dpfy.trainer.trainer import Trainer, resume_training
 
     bar = ProgressBar(Console())
     return (
-        resume_training(resume, [bar])
+        resume_training(resume, [bar], progress=False)
         if resume is not None
-        else Trainer(settings, callbacks=[bar]).fit(resume_if_exists=resume_if_exists)
+        else Trainer(settings, callbacks=[bar]).fit(
+            resume_if_exists=resume_if_exists, progress=False
+        )
     )
 
 
@@ -129,9 +134,9 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
         else ""
     )
     if result.evaluations:
-        console.print(
-            f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]"
-        )
+        last = result.evaluations[-1]
+        shown = str(last).removeprefix(last.metric).strip()
+        console.print(f"{escape(last.metric)} on public data: [bold]{shown}[/bold]")
     for name, claim in result.groups.items():
         console.print(
             f"[bold]({round_up(claim):.4f}, {result.delta:g})-differential privacy[/bold] for "

@@ -52,6 +52,19 @@ def synthetic(example: Chunk, size: int, seed: int, scale: float, *, declared: b
     return example.map(fake, size)
 
 
+def wobbled(chunk: Chunk, seed: int) -> Chunk:
+    """Return nearly the same records: numbers are up to 2⁻⁶ smaller, so that 0 to 1 stays that."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def smaller(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+            return leaf
+        factor = 1 - _WOBBLE * torch.rand(leaf.shape, generator=generator)
+        return (leaf * factor.to(leaf.device)).to(leaf.dtype)
+
+    return chunk.map(smaller, chunk.size)
+
+
 def can_vary(leaf: Any) -> bool:
     """Whether synthetic records differ in a declared field; with equal ones every model passes."""
     if not isinstance(leaf, torch.Tensor):

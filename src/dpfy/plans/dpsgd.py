@@ -131,10 +131,10 @@ def dpsgd(
         raise InvalidArgument(
             f"With least_sample={least_sample!r} that is the divisor; leave divisor= out."
         )
-    policy, count = (
-        _policy(sampling, float(rate), records, batch_size, capacity),
-        whole_steps(steps, epochs, per_epoch),
-    )
+    policy = _policy(sampling, float(rate), records, batch_size, capacity)
+    if policy.steps_per_event > 1:  # every epoch has its own last batch
+        per_epoch = Fraction(policy.steps_per_event)
+    count = whole_steps(steps, epochs, per_epoch)
     per_epoch_steps = max(policy.steps_per_event, steps_per_epoch_of(policy, count))
     if clip_schedule is not None:
         controllers = (
@@ -211,7 +211,7 @@ def declared_batch(batch_size: float, records: int) -> tuple[float, float]:
 
 
 def whole_steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
-    """Return ⌈epochs · records / batch_size⌉ in exact arithmetic: whole numbers stay whole."""
+    """Return ⌈epochs · steps of an epoch⌉ in exact arithmetic: whole numbers stay whole."""
     if (steps is None) == (epochs is None):
         raise InvalidArgument(
             f"Expected exactly one of steps= and epochs=, got {steps=} and {epochs=}."

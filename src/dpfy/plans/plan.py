@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal, Self
 
 from dpfy import _validate
@@ -61,8 +62,8 @@ class Plan:
 
     >>> from dpfy.plans import dpsgd
     >>> plan = dpsgd(records=60_000, batch_size=256, epochs=10, noise_multiplier=1.1)
-    >>> plan.steps, round(plan.rate, 6)
-    (2344, 0.004267)
+    >>> plan.steps, plan.epochs, round(plan.rate, 6)
+    (2344, 10, 0.004267)
     >>> Plan.from_json(plan.to_json()) == plan
     True
     """
@@ -87,6 +88,21 @@ class Plan:
         for controller in self.controllers:
             object.__setattr__(self, "query", controller.extend_query(self.query))
 
+    def __repr__(self) -> str:
+        noise = (
+            "not calibrated"
+            if self.noise_multiplier is None
+            else f"noise multiplier {self.noise_multiplier:.4g}"
+        )
+        limit = self.budget or self.filter
+        spent = (
+            f", ε ≤ {limit.epsilon:g} at δ = {limit.delta:g}" if isinstance(limit, Budget) else ""
+        )
+        return (
+            f"<Plan: {self.steps:,} steps in {self.epochs:,} epochs, {self.sampling.tag} sampling "
+            f"at rate {self.rate:.4g}, clip {self.clip:g}, {noise}{spent}>"
+        )
+
     @property
     def adaptive(self) -> bool:
         """Whether the noise of steps is chosen from outputs: a filter alone can account them."""
@@ -109,8 +125,35 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps that see each record once in expectation."""
+        """The number of steps that see each record once in expectation, rounded."""
         return steps_per_epoch_of(self.sampling, self.steps)
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs, the last of which may be a part of one."""
+        return self.epoch_of(self.steps)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch, counted from 1, in which a step, counted from 1, begins.
+
+        Where an epoch is no whole number of steps, epochs differ by one step in length.
+        """
+        return math.floor((step - 1) / self._epoch_length) + 1
+
+    def last_step_of(self, epoch: int) -> int:
+        """Return the last step of an epoch; both are counted from 1."""
+        return min(self.steps, math.ceil(epoch * self._epoch_length))
+
+    @property
+    def _epoch_length(self) -> Fraction:
+        """The length of an epoch in steps, exactly as the declared numbers make it."""
+        if self.sampling.steps_per_event > 1:
+            return Fraction(self.sampling.steps_per_event)
+        if isinstance(self.sampling, Individual) and self.records is not None:
+            return self.records / Fraction(self.divisor)  # rates are calibrated, and not exact
+        # A batch size over a number of records, which the float is nearest to of all such fractions
+        rate = Fraction(self.sampling.rate).limit_denominator(10**9)
+        return 1 / rate if rate else Fraction(self.steps)
 
     @property
     def steps_per_event(self) -> int:

@@ -108,7 +108,7 @@ def declared_example(
 def as_chunk(example_input: Any) -> Chunk:
     """Return a declared example as a chunk; its first tensor or list of texts tells its rows."""
     try:
-        chunk = Chunk.of(example_input, _rows(example_input))
+        chunk = Chunk.of(example_input, rows_of(example_input))
     except UnsupportedField as error:
         raise InvalidArgument(
             "Expected example_input to be a collated batch, tensors with one row per example: it "
@@ -122,8 +122,12 @@ def as_chunk(example_input: Any) -> Chunk:
     return chunk
 
 
-def _rows(collated: Any) -> int:
-    """Return the number of rows of a collated batch, by its first tensor or first column."""
+def rows_of(collated: Any) -> int:
+    """Return the number of rows of a collated batch, by its first tensor or first column.
+
+    Raises:
+        InvalidArgument: It has no rows.
+    """
     tensors, columns = [], []
     fields: list[Any] = [collated]
     while fields:

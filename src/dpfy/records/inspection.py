@@ -12,6 +12,7 @@ import torch
 
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
+from dpfy.gradients.losses import per_example
 from dpfy.records.example import declared_example
 from dpfy.records.records import Records
 from dpfy.records.rows import shape_of
@@ -31,7 +32,10 @@ class Finding:
 
 
 def inspect_records(
-    data: Any, collate_fn: Callable[[list[Any]], Any] | None = None, example_input: Any = None
+    data: Any,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    example_input: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
 ) -> Iterator[Finding]:
     """Yield the records that a run would silently leave out or that look unlike the others.
 
@@ -43,6 +47,8 @@ def inspect_records(
         example_input: A collated batch of synthetic examples that records are compared with; by
             default
             what the data set declares, and where nothing is declared, the other records.
+        loss_fn: The loss of the run, a function of the fields of collated records, which is
+            computed for each record: of a label out of range it raises. Default: None.
 
     Yields:
         The findings, in the order of the records.
@@ -74,12 +80,24 @@ def inspect_records(
             )
         elif not _is_finite(chunk):
             yield Finding(index, "holds NaN or infinite values")
+        elif loss_fn is not None and (problem := _problem_of_loss(loss_fn, chunk)):
+            yield Finding(index, problem)
     if declared is not None:
         return
     common = Counter(shapes.values()).most_common(1)
     for index, shape in shapes.items():
         if shape != common[0][0]:
             yield Finding(index, f"has the shape {shape}, most others {common[0][0]}")
+
+
+def _problem_of_loss(loss_fn: Callable[..., Any], chunk: Chunk) -> str:
+    """Return what is wrong with the loss of one record, or nothing."""
+    try:
+        with torch.no_grad():
+            loss = per_example(loss_fn(*chunk.arguments), 1)
+    except Exception as error:
+        return f"has no loss ({type(error).__name__}: {' '.join(str(error).split())})"
+    return "" if bool(loss.isfinite().all()) else "has a loss that is NaN or infinite"
 
 
 def _declared(

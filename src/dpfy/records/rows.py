@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from dpfy.data.arrow import ArrowRecords
 from dpfy.errors import DataError
 from dpfy.gradients.chunk import Chunk
+from dpfy.records.kinds import check_container
 from dpfy.records.workers import RowIndices, packed
 from dpfy.sandbox.record_keys import set_generators
 from dpfy.sandbox.rng_isolation import generator_states
@@ -253,6 +254,7 @@ def is_stored(data: Any) -> bool:
 
 def check_map_style(data: Any) -> None:
     """Refuse a data set that has no records at indices."""
+    check_container(data)
     if isinstance(data, DataLoader):
         raise DataError(
             "Expected a data set, got a DataLoader. Pass loader.dataset: the run draws its own "

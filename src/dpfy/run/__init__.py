@@ -5,10 +5,12 @@ from dpfy._lazy import exports
 __getattr__, __all__ = exports(
     __name__,
     {
+        "callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
         "checkpoint": ("resume",),
         "contributing": ("ContributingShare",),
         "individual_readings": ("budget_histogram", "own_reading"),
         "loss_queries": ("FirstBelow", "PrivateArgmin"),
+        "progress": ("ProgressBar",),
         "released": ("Batch", "Released"),
         "resources": ("Resources", "estimate_resources"),
         "run": ("Run",),

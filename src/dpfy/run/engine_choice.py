@@ -5,6 +5,7 @@ to an engine that isolates records by construction.
 """
 
 import json
+import sys
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -35,11 +36,17 @@ class EngineChoice:
         wanted: the name of an engine, or ``auto`` for the first that is safe and agrees with the
             oracle.
         engines: those that can do what the plan asks for, in order of preference.
+        announce: whether to print why ``auto`` takes a slower one than the first.
     """
 
-    def __init__(self, wanted: str, engines: Mapping[str, type[Engine]]) -> None:
+    def __init__(
+        self, wanted: str, engines: Mapping[str, type[Engine]], announce: bool = False
+    ) -> None:
         self.wanted = wanted
+        self._announce = announce
         self.current: Engine | None = None  # that was chosen last
+        self.notice = ""  # why it is slower than it might be
+        self._unsaid = ""
         self._engines = engines
         self._verdicts: dict[Hashable, _Verdicts] = {}
 
@@ -52,6 +59,12 @@ class EngineChoice:
     def isolation(self) -> str:
         """How it is known that one record cannot influence another one's gradient."""
         return "not probed yet" if self.current is None else self.current.isolation
+
+    def announce(self) -> None:
+        """Print why ``auto`` took a slower engine, once, outside of a step, which is silent."""
+        if self._unsaid and self._announce:
+            sys.stdout.write(f"{self._unsaid}\n")
+        self._unsaid = ""
 
     def engine_for(self, context: StepContext, loss_fn: LossFn) -> Engine:
         """Return the engine for a loss as it is now, after every check if it is new."""
@@ -103,8 +116,21 @@ class EngineChoice:
                 if not chosen.isolates:
                     chosen.accepts = _Shapes(probe)
                 _approve(context, probe, chosen)
+        if (notice := _slower(probe, chosen) if self.wanted == "auto" else "") != self.notice:
+            self.notice, self._unsaid = notice, notice
         give_back(trained.values())
         return chosen
+
+
+def _slower(probe: Probe, engine: Engine) -> str:
+    """Say why an engine is used instead of the fastest; nothing if it is the fastest."""
+    if not probe.passed_over:
+        return ""
+    name, reason = next(iter(probe.passed_over.items()))
+    return (
+        f"Engine {engine.name!r} is used, and steps are slower than they could be: {name!r} "
+        f"{reason}. See docs/how-to/engines.md, or ask dpfy.explain(model, batch, loss_fn)."
+    )
 
 
 def _approve(context: StepContext, probe: Probe, engine: Engine) -> None:

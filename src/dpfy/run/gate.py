@@ -72,11 +72,23 @@ class Gate:
             )
         for name, known in self._known_gradients().items():
             if not known:
-                raise UnreleasedGradient(
-                    f"Refused {action}: the gradient of {name!r} was not released. Use "
-                    "run.backward(loss_fn, batch) instead of loss.backward(); wrap deliberate "
-                    "edits in run.postprocessing() and gradients of public data in run.public()."
-                )
+                raise UnreleasedGradient(f"Refused {action}: {self._fault(name)}")
+
+    def _fault(self, name: str) -> str:
+        """Say whether a gradient was never released or is a released one that was changed."""
+        mark = self._released.get(name)
+        if mark is None or mark.gradient() is not self._parameters[name].grad:
+            return (
+                f"the gradient of {name!r} was not released. Use run.backward(loss_fn, batch) "
+                "instead of loss.backward(); wrap deliberate edits in run.postprocessing() and "
+                "gradients of public data in run.public()."
+            )
+        return (
+            f"the gradient of {name!r} was changed after its release, as clip_grad_norm_, a "
+            "GradScaler or another loss.backward() do. Leave that out: run.backward has clipped "
+            "every record and scaled nothing. Wrap deliberate edits in run.postprocessing(), and "
+            "gradients of public data in run.public()."
+        )
 
     @contextmanager
     def vouched(self, action: str) -> Iterator[None]:

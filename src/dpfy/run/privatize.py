@@ -14,14 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpfy import _validate
-from dpfy._version import __version__
 from dpfy.checks.model_kinds import require_python_modules
 from dpfy.checks.parameters import trainable
 from dpfy.checks.probe import check_collation
-from dpfy.errors import InvalidArgument
+from dpfy.errors import InvalidArgument, LedgerFinished
 from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
-from dpfy.ledger import Header, Ledger
+from dpfy.ledger import Ledger
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
@@ -30,6 +29,7 @@ from dpfy.noise import SecureStream
 from dpfy.noise.native import kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
+from dpfy.records.kinds import check_records_usable
 from dpfy.records.loaders import taken_from
 from dpfy.records.membership import Membership
 from dpfy.records.rows import check_map_style
@@ -46,11 +46,12 @@ from dpfy.run.individual_sampling import (
     RecordBudgets,
     check_individual,
 )
+from dpfy.run.ledger_file import new_path, nothing_left, open_ledger
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
 from dpfy.run.record_bounds import GroupBounds, RecordBounds, UniformBounds
 from dpfy.run.release_layout import check_leaves
-from dpfy.run.run import Run
+from dpfy.run.run import Run, is_exhausted
 from dpfy.run.sampling_strategy import (
     IndependentSampling,
     SamplingStrategy,
@@ -77,6 +78,7 @@ def privatize(
     insecure_test_key: int | bytes | None = None,
     anchor: str | Path | None = None,
     block: int = 1,
+    if_exists: str = "continue",
     announce: bool = True,
     unit: Unit | str | None = None,
     unit_of: Any = None,
@@ -122,7 +124,11 @@ def privatize(
             so. Default: a fresh key of the operating system.
         anchor: a file in another place that also keeps the head of the ledger.
         block: the number of steps to reserve at once. Default: 1.
-        announce: whether to print that steps were spent on the ledger before. Default: True.
+        if_exists: ``continue`` to take the steps that an existing ledger has left, or ``new`` to
+            leave it as it is and begin ``run-2.dpl``, say, beside it. What was trained on the same
+            records costs the ε of all their ledgers together. Default: ``continue``.
+        announce: whether to print that steps were spent on the ledger before, to refuse a ledger
+            that has none left, and to print why ``auto`` took a slower engine. Default: True.
         unit: ``record`` or ``user``: what is protected. Default: as the plan says.
         unit_of: whose the rows are, for users: one id per row, a function from a row's index to its
             id, or :class:`dpfy.Users` where rows are sorted by user. A step draws users;
@@ -143,8 +149,11 @@ def privatize(
 
     Raises:
         InvalidArgument: if the model, the optimizer, the plan and the options do not fit each
-        other. DataError: if the data set is not map-style, or the shape of its records is not
-        declared. LedgerError: if the ledger cannot be opened or belongs to another plan.
+        other.
+        DataError: if the data set is not map-style, or the shape of its records is not
+        declared.
+        LedgerFinished: if all steps of the plan were spent on the ledger before.
+        LedgerError: if the ledger cannot be opened or belongs to another plan.
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
@@ -152,6 +161,7 @@ def privatize(
     history = history_for(plan)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
+    _validate.choice("if_exists", if_exists, ("continue", "new"))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
@@ -164,6 +174,7 @@ def privatize(
     check_map_style(data)
     draws = draws_for(prefetch, plan, num_workers)
     example = declared_example(data, collate_fn, example_input)
+    check_records_usable(data, collate_fn, example.chunk)
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
     ranks = Ranks.present()
@@ -211,8 +222,10 @@ def privatize(
         )
         ranks.share([*model.parameters(), *model.buffers()])
     with ranks.together():
+        if if_exists == "new" and ranks.first:
+            ledger = new_path(ledger, anchor)
         opened = (
-            _open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict)
+            open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict)
             if ranks.first
             else None
         )
@@ -236,12 +249,14 @@ def privatize(
             draws=draws,
             noise=noise_for(history, streams.noise, taken + 1),
             controllers=controllers,
-            engines=EngineChoice(engine, engines),
+            engines=EngineChoice(engine, engines, announce),
             progress=Progress(taken, taken),
             record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
         )
+        if announce and (taken >= plan.steps or is_exhausted(context)):
+            raise LedgerFinished(nothing_left(plan, ledger, taken))
         run = Run(context, optimizers)
     except BaseException:
         if opened is not None and opened is not ledger:
@@ -311,40 +326,15 @@ def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
 def as_optimizers(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """Return one or several optimizers as a tuple."""
-    return tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    """Return one or several optimizers as a tuple, without the wrappers of Accelerate.
 
-
-def _open_ledger(
-    ledger: str | Path | Ledger,
-    plan: Plan,
-    key_source: str,
-    anchor: str | Path | None,
-    block: int,
-    strict: bool,
-) -> Ledger:
-    guard, rule = plan.guard(), plan.filter
-    # Under a filter nothing but the filter is claimed, and a list of steps would not hold those
-    # chosen from outputs.
-    header = Header(
-        unit=plan.unit,
-        relation=plan.relation,
-        plan=plan.to_json(),
-        key_source=key_source,
-        guard=guard.describe(),
-        envelope=plan.envelope if rule is None else (),
-        filter=None if rule is None else rule.to_json(),
-        library=__version__,
-        strict=strict,
+    A wrapper has the step of the optimizer inside as its own, so that the gate is in both.
+    """
+    given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+    return tuple(
+        each.optimizer if type(each).__module__.startswith("accelerate.") else each  # type: ignore[attr-defined]
+        for each in given
     )
-    if isinstance(ledger, Ledger):
-        if anchor is not None or block != 1:
-            raise InvalidArgument(
-                "anchor= and block= belong to Ledger.open; this ledger is open already."
-            )
-        ledger.register(guard, header)
-        return ledger
-    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -3,11 +3,10 @@
 :mod:`dpfy.run.step` is what happens in a step.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -17,8 +16,11 @@ from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
+from dpfy.reporting import RunFacts
+from dpfy.run.callbacks import Callback
 from dpfy.run.context import StepContext
 from dpfy.run.gate import Gate, are_finite
+from dpfy.run.listening import Listeners, write_report
 from dpfy.run.released import Batch, Released
 from dpfy.run.step import take_step
 from dpfy.run.terms import event_of
@@ -54,7 +56,17 @@ class Run(Closing):
         self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._gate = Gate(optimizers, dict(context.parameters))
+        self.measurements: list[tuple[int, float, str]] = []  # after which step, value and metric
+        self._listeners: list[Listeners] = []
         self._closed = False
+
+    def __repr__(self) -> str:
+        where = self.ledger.path or "in memory" if self.context.ranks.first else "of rank 0"
+        state = "closed, " if self._closed else ""
+        return (
+            f"<Run: {state}{self.steps_taken} of {self.plan.steps} steps taken, engine "
+            f"{self.engine!r}, ledger {where}>"
+        )
 
     # Walking through the plan
 
@@ -62,6 +74,11 @@ class Run(Closing):
     def steps_left(self) -> int:
         """How many batches the plan still has to give."""
         return self.plan.steps - self.context.progress.handed_out
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is closed: it takes no more steps."""
+        return self._closed
 
     @property
     def steps_taken(self) -> int:
@@ -74,13 +91,7 @@ class Run(Closing):
 
         Only plans whose noise is chosen from outputs can be exhausted before their last step.
         """
-        if not self.plan.adaptive:
-            return False
-        context, step = self.context, self.steps_taken + 1
-        event = context.sampling.event_before(context, step)
-        event = event or event_of(context, step, context.controllers.config(step))
-        admitted = context.ranks.from_first(lambda: b"" if self.ledger.admits(event) else b"no")
-        return bool(admitted)
+        return is_exhausted(self.context)
 
     def __iter__(self) -> Iterator[Batch]:
         return _batches(self, self.plan.steps)
@@ -89,24 +100,31 @@ class Run(Closing):
         return self.steps_left
 
     def epochs(self) -> Iterator[Iterator[Batch]]:
-        """Yield one iterator of batches per epoch, which sees each record once on average."""
-        length = self.plan.steps_per_epoch
-        begun = self.context.progress.handed_out // length
-        for epoch in range(begun, math.ceil(self.plan.steps / length)):
+        """Yield one iterator of batches per epoch of the plan, from where the run is.
+
+        An epoch sees each record once on average. A run that goes on within one begins with what is
+        left of it.
+        """
+        begun = self.plan.epoch_of(self.context.progress.handed_out + 1)
+        for epoch in range(begun, self.plan.epochs + 1):
             if self.exhausted:
                 return
-            yield _batches(self, min((epoch + 1) * length, self.plan.steps))
+            yield _batches(self, self.plan.last_step_of(epoch))
 
-    def measured(self, value: float) -> None:
-        """Tell the controllers of the plan what was measured on public data, such as an accuracy.
+    def measured(self, value: float, metric: str = "accuracy") -> None:
+        """Tell controllers, listeners and the report what was measured on public data.
 
         *Assumes*: no private record had a part in it other than through the model. Of several
         processes all are told the same.
 
         Args:
             value: the measurement; what it means is up to the controllers.
+            metric: its name, for listeners and the report.
         """
         self.context.controllers.on_public_metric(value)
+        self.measurements.append((self.steps_taken, float(value), metric))
+        for each in self._listeners:
+            each.measured(float(value), metric)
 
     # One step
 
@@ -159,7 +177,12 @@ class Run(Closing):
             if not isinstance(batch, Batch) or batch.owner is not self:
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
-            return take_step(self.context, loss_fn, batch)
+            released = take_step(self.context, loss_fn, batch)
+        if self.context.ranks.first:
+            self.context.engines.announce()
+            for each in self._listeners:
+                each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
+        return released
 
     # What was spent, and the gate
 
@@ -184,6 +207,11 @@ class Run(Closing):
         return self.context.engines.name
 
     @property
+    def engine_notice(self) -> str:
+        """Why ``auto`` took a slower engine than the fastest, with the line of code; or nothing."""
+        return self.context.engines.notice
+
+    @property
     def largest_chunk(self) -> int | None:
         """The most units of privacy in memory at once; None without a limit."""
         return self.context.largest_chunk(self.context.engines.current)
@@ -201,6 +229,48 @@ class Run(Closing):
             are those of the weakest.
         """
         return account(self.ledger).epsilon(delta)
+
+    def listen(self, *callbacks: Callback, delta: float | None = None) -> Self:
+        """Tell callbacks of every step, of what :meth:`measured` is given, and of the end.
+
+        A trainer does this by itself. Callbacks hear declared constants, released values and
+        results on public data. Of several processes rank 0 tells them.
+
+        Args:
+            callbacks: such as :class:`dpfy.ProgressBar`, :class:`dpfy.CsvLog`,
+                :class:`dpfy.TensorBoardLog`, or your own :class:`dpfy.Callback`.
+            delta: the δ at which ε is told. Default: that of the plan's budget.
+
+        Returns:
+            This run.
+
+        Raises:
+            InvalidArgument: if the plan has no budget, and no δ was given.
+        """
+        if self.context.ranks.first:
+            self._listeners.append(Listeners(self, callbacks, delta))
+        return self
+
+    def report(
+        self, folder: str | Path, *, delta: float | None = None, facts: RunFacts | None = None
+    ) -> Path:
+        """Write the privacy report as ``report.html``, ``report.md`` and ``report.json``.
+
+        Args:
+            folder: the folder to write into.
+            delta: the δ of the claim. Default: that of the plan's budget.
+            facts: what you declare about the run, such as the data set and what a record is. The
+                model, the engine and what :meth:`measured` was told are filled in.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InvalidArgument: if the plan has no budget, and no δ was given.
+        """
+        if self.context.ranks.first:
+            write_report(self, folder, delta, facts)
+        return Path(folder)
 
     def postprocessing(self) -> AbstractContextManager[None]:
         """Allow deliberate edits of released gradients inside the block."""
@@ -230,8 +300,20 @@ class Run(Closing):
         """Remove the gate and close the ledger; the model and the optimizer are as they were."""
         if not self._closed:
             self._closed = True
+            for each in self._listeners:
+                each.tell("on_end")
             self._gate.close()
             self.context.close()
+
+
+def is_exhausted(context: StepContext) -> bool:
+    """Tell whether the filter of a plan whose noise is chosen has no room for the next step."""
+    if not context.plan.adaptive:
+        return False
+    step = context.progress.taken + 1
+    event = context.sampling.event_before(context, step)
+    event = event or event_of(context, step, context.controllers.config(step))
+    return bool(context.ranks.from_first(lambda: b"" if context.ledger.admits(event) else b"no"))
 
 
 def _batches(run: Run, last: int) -> Iterator[Batch]:

@@ -5,8 +5,8 @@ from dpfy._lazy import exports
 __getattr__, __all__ = exports(
     __name__,
     {
-        "callbacks": ("Callback",),
         "config": ("ImportanceConfig", "TrainConfig", "template"),
+        "saved": ("load_model",),
         "trainer": ("Trainer", "TrainingResult"),
     },
 )

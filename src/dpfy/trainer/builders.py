@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from dpfy import data as reference_data
-from dpfy._objects import make_object
+from dpfy._objects import load_object, make_object
 from dpfy.checks.fix import fix
 from dpfy.errors import DataError, InvalidArgument
 from dpfy.models import default_model, recommended
@@ -23,6 +24,7 @@ from dpfy.optim import ADADP, AdamBC, TailAverage
 from dpfy.planning.defaults import default_delta, first_run
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.group_budgets import named_budgets
+from dpfy.trainer.objectives import TASKS, PerRecord
 from dpfy.trainer.options import named_optimizer
 
 _EVALUATION_BATCH = 1000
@@ -180,18 +182,24 @@ def _own_data(reference: str) -> tuple[Any, Any]:
     return loaded, None
 
 
-def make_model(config: TrainConfig, data: TrainingData) -> nn.Module:
+def make_model(config: TrainConfig, data: TrainingData | None) -> nn.Module:
     """Return the user's own model, or the network for the data set."""
     if config.model is not None:
-        model = make_object(config.model)
-        if not isinstance(model, nn.Module):
-            raise InvalidArgument(
-                f"Expected {config.model} to return a torch.nn.Module, got {type(model).__name__}."
-            )
-        return model
-    if data.source is None:
+        return named_model(config.model)
+    if data is None or data.source is None:
         raise InvalidArgument("Your own data needs model=, your own network as module:factory.")
     return default_model(data.source, config.data_dir)
+
+
+def named_model(reference: str) -> nn.Module:
+    """Return the model that ``package.module:name`` names, or that the named function makes."""
+    model = load_object(reference)
+    model = model if isinstance(model, nn.Module) else make_object(reference)
+    if not isinstance(model, nn.Module):
+        raise InvalidArgument(
+            f"Expected {reference} to return a torch.nn.Module, got {type(model).__name__}."
+        )
+    return model
 
 
 def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData) -> nn.Module:
@@ -205,9 +213,13 @@ def without_batchnorm(config: TrainConfig, model: nn.Module, data: TrainingData)
             "batchnorm='public' takes the statistics of public records, and there are none. Give "
             "test=, or choose group or private."
         )
-    return fix(
-        model, "public", public=next(iter(DataLoader(data.test, batch_size=_EVALUATION_BATCH)))[0]
-    )
+    batch = next(iter(DataLoader(data.test, batch_size=_EVALUATION_BATCH)))
+    if not isinstance(batch, list | tuple):
+        raise InvalidArgument(
+            "batchnorm='public' calls the model with the first field of public records, and here "
+            "these are dicts. Choose group or private, or call dpfy.fix yourself."
+        )
+    return fix(model, "public", public=batch[0])
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -256,10 +268,12 @@ def rate_factor(config: TrainConfig, steps: int) -> Callable[[int], float]:
     return factor
 
 
-def on_device_of(model: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors on the device of a model's first parameter."""
+def on_device_of(model: nn.Module, *fields: Any) -> list[Any]:
+    """Return the fields of collated records on the device of a model's first parameter."""
     device = next(model.parameters()).device
-    return [tensor.to(device) for tensor in tensors]
+    if device.type == "cpu":
+        return [*fields]
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), [*fields])  # type: ignore[no-any-return]
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
@@ -267,15 +281,25 @@ def on_cpu(model: nn.Module) -> nn.Module:
     return model if all(p.is_cpu for p in model.parameters()) else deepcopy(model).cpu()
 
 
-def accuracy_of(model: nn.Module, public: Any) -> float:
-    """Return the share of public records that the model classifies correctly."""
+def mean_on(
+    public: Any,
+    model: nn.Module,
+    measure: PerRecord,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> float:
+    """Return the mean of a number that is measured for each public record."""
     was_training = model.training
     model.eval()
-    right = total = 0
+    found: list[torch.Tensor] = []
     with torch.no_grad():
-        for batch in DataLoader(public, batch_size=_EVALUATION_BATCH):
-            x, y = on_device_of(model, *batch)
-            right += int((model(x).argmax(1) == y).sum())
-            total += len(y)
+        for batch in DataLoader(public, batch_size=_EVALUATION_BATCH, collate_fn=collate_fn):
+            fields = batch if isinstance(batch, list | tuple) else (batch,)
+            values = torch.as_tensor(measure(model, *on_device_of(model, *fields)))
+            found.append(values.detach().double().cpu().reshape(-1))
     model.train(was_training)
-    return right / max(1, total)
+    return float(torch.cat(found).mean()) if found else 0.0
+
+
+def accuracy_of(model: nn.Module, public: Any) -> float:
+    """Return the share of public records that the model classifies correctly."""
+    return mean_on(public, model, TASKS["classification"].measure)

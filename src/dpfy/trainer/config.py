@@ -34,6 +34,7 @@ from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
+TASKS = ("classification", "regression", "language_model")
 BATCHNORM = ("refuse", "group", "private", "public")
 _CHOSEN = "chosen for the data set"
 _NOT_BY_NORM = {
@@ -233,6 +234,28 @@ class TrainConfig:
         "Your own model as module:factory.",
         example="mymodel:make",
         otherwise="a network for the data set",
+    )
+    task: str = option(
+        "classification",
+        "Task, which decides loss and metric: classification (cross-entropy, accuracy), regression "
+        "(squared error) or language_model (next tokens).",
+    )
+    loss: str | None = option(
+        None,
+        "Your own loss as module:function. It is given the model and the fields of collated "
+        "records, and returns one loss for each record.",
+        example="mymodel:loss",
+        otherwise="that of the task",
+    )
+    metric: str | None = option(
+        None,
+        "Your own metric on public data as module:function. It is given what the loss is given, "
+        "and returns one number for each record, whose mean is the metric.",
+        example="mymodel:f1",
+        otherwise="that of the task, or your own loss",
+    )
+    metric_goal: str = option(
+        "max", "Whether a metric of your own is better the larger (max) or smaller (min) it is."
     )
     batchnorm: str = option(
         "refuse",
@@ -480,6 +503,8 @@ class TrainConfig:
             )
         _validate.choice("lr_schedule", self.lr_schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
+        _validate.choice("task", self.task, TASKS)
+        _validate.choice("metric_goal", self.metric_goal, ("max", "min"))
         _validate.choice("batchnorm", self.batchnorm, BATCHNORM)
         if self.rows_per_user is not None:
             _validate.count("rows_per_user", self.rows_per_user)

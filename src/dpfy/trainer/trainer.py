@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_model
 from torch import nn
 
@@ -32,29 +31,32 @@ from dpfy.plans import Plan, dpftrl, dpsgd
 from dpfy.plans.dpis import dpis
 from dpfy.plans.idpsgd import idpsgd
 from dpfy.reporting import RunFacts, report
+from dpfy.run.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.run.contributing import ContributingShare
+from dpfy.run.listening import READINGS, by_group, metrics_of, tell
 from dpfy.run.privatize import privatize
+from dpfy.run.progress import ProgressBar
 from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
 from dpfy.trainer.builders import (
-    accuracy_of,
     completed,
     load_data,
     make_average,
     make_model,
     make_optimizer,
     make_scheduler,
+    mean_on,
     on_cpu,
     on_device_of,
     rate_factor,
     without_batchnorm,
 )
-from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.trainer.correlation import as_registered, correlation_options
 from dpfy.trainer.group_budgets import named_budgets
+from dpfy.trainer.objectives import PerRecord, objective_for, scores_and_labels
 from dpfy.trainer.options import (
     named_algorithm,
     named_clipping,
@@ -65,7 +67,6 @@ from dpfy.trainer.signals import StopSignals
 from dpfy.types import (
     Budget,
     GroupBudgets,
-    GroupInterval,
     Interval,
     Unit,
     interval_from_json,
@@ -76,8 +77,6 @@ _METRICS = (
     Statistic("accuracy", bound=1.0),
     Statistic("loss", bound=4.0),
 )  # a loss above 4 counts as 4
-# how often the ε shown during a run is updated; each reading takes a computation
-_READINGS = 40
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ class TrainingResult:
             not released.
         groups: The ε that may be claimed for each group of records, where groups have budgets of
             their own.
+        model: The trained model, or the average of its weights if one was asked for: what the
+            folder holds, and :func:`dpfy.load_model` loads.
     """
 
     folder: Path
@@ -106,6 +107,7 @@ class TrainingResult:
     stopped_early: bool
     contributing: float | None = None
     groups: Mapping[str, float] = field(default_factory=dict)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
 
 
 class Trainer:
@@ -124,6 +126,11 @@ class Trainer:
         group_of: The group of each record, if groups have budgets of their own; see
             :func:`dpfy.privatize`.
         example_input: Declares the shape of a record; see :func:`dpfy.privatize`.
+        loss: Your own loss: a function of the model and of the fields of collated records (``model,
+            x, y`` for pairs, ``model, record`` for dicts) to one loss for each record. Default:
+            that of the setting ``task``.
+        metric: Your own metric on public data: a function of the same to one number for each
+            record. Default: that of the task, or your own loss.
         callbacks: Listeners; see :class:`dpfy.Callback`.
 
     Raises:
@@ -145,10 +152,13 @@ class Trainer:
         unit_of: Any = None,
         group_of: Any = None,
         example_input: Any = None,
+        loss: PerRecord | None = None,
+        metric: PerRecord | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config = config or TrainConfig()
         self.config = completed(config)
+        self.objective = objective_for(self.config, loss, metric)
         self.data = load_data(self.config, train, test, unit_of, example_input, group_of)
         torch.manual_seed(self.config.seed)
         self.model = without_batchnorm(
@@ -167,15 +177,21 @@ class Trainer:
         self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
+        self._said: set[str] = set()
+        self._shows_progress = False
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
 
-    def fit(self, *, resume_if_exists: bool = False) -> TrainingResult:
+    def fit(
+        self, *, resume_if_exists: bool = False, progress: bool | None = None
+    ) -> TrainingResult:
         """Train from the beginning and write everything to a new folder.
 
         Args:
             resume_if_exists: Whether to go on with a run of this name that was begun with the same
                 settings, so that a job can be started again by the same command.
+            progress: Whether to show a bar. Default: on a terminal and in a notebook, if ``rich``
+                is installed.
 
         Returns:
             The results of the run.
@@ -185,9 +201,10 @@ class Trainer:
                 settings, or the configuration names no run.
             TrainingInterrupted: Ctrl-C or SIGTERM came; the message says how to go on.
         """
+        self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         with joined() as ranks:
             if resume_if_exists and ranks.from_first(self._begun_before):
-                return self.resume()
+                return self.resume(progress=self._shows_progress)
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
                 run = self._begin()
@@ -198,11 +215,14 @@ class Trainer:
                 raise
             return self._train(run)
 
-    def resume(self) -> TrainingResult:
+    def resume(self, *, progress: bool | None = None) -> TrainingResult:
         """Go on from the last checkpoint in the folder, with fresh samples and fresh noise.
 
         A run that was lost before its first checkpoint begins again; what its ledger has spent by
         then stays spent.
+
+        Args:
+            progress: Whether to show a bar, as for :meth:`fit`.
 
         Returns:
             The results of the run.
@@ -211,6 +231,7 @@ class Trainer:
             CheckpointError: The settings make another plan than the one that was registered.
             TrainingInterrupted: Ctrl-C or SIGTERM came; the message says how to go on.
         """
+        self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         with joined() as ranks:
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
                 return self._train(self._begin_again())
@@ -243,7 +264,7 @@ class Trainer:
             )
         if not self.folder.exists():
             return b""
-        saved = completed(TrainConfig.from_mapping(_saved_settings(self.folder)))
+        saved = completed(TrainConfig.from_mapping(saved_settings(self.folder)))
         differ = [
             item.name
             for item in fields(TrainConfig)
@@ -295,6 +316,12 @@ class Trainer:
                 self._adopt(Plan.from_json(header.plan))
         run = self._begin()
         run.lost_steps = run.steps_taken
+        if not run.steps_left or run.exhausted:
+            run.close()
+            raise CheckpointError(
+                f"There is no checkpoint in {self.folder}, and all steps of its plan are paid for: "
+                "nothing is left to train with. Begin a run of another name."
+            )
         if run.lost_steps and ranks.first:
             sys.stdout.write(
                 f"There is no checkpoint: training begins again. {run.lost_steps} steps were paid "
@@ -473,16 +500,19 @@ class Trainer:
         if self.config.csv:
             policy = self.plan.sampling
             groups = policy.names if isinstance(policy, Individual) else ()
-            own.append(CsvLog(self.folder / "evaluations.csv", groups))
+            path = self.folder / "evaluations.csv"
+            own.append(CsvLog(path, groups, self.objective.metric))
         if self.config.tensorboard:
             own.append(TensorBoardLog(self.folder / "tensorboard"))
+        if self._shows_progress:
+            own.append(ProgressBar())
         return (*own, *self._extra_callbacks)
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
         with StopSignals(announce=Ranks.present().first) as stop, run:
             try:
-                _tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
                 self._save(run)
                 stopped_early = self._steps(run, callbacks, stop)
             except KeyboardInterrupt:
@@ -491,7 +521,7 @@ class Trainer:
                 self._save(run)
                 raise self._interrupted(signal.SIGINT) from None
             finally:
-                _tell(callbacks, "on_end")
+                tell(callbacks, "on_end")
             self._save(run)
         found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
         share = None if self.contributing is None else self.contributing.mean
@@ -504,6 +534,7 @@ class Trainer:
             stopped_early,
             share,
             found["groups"],
+            self._evaluated_model(),
         )
 
     def _interrupted(self, number: int) -> TrainingInterrupted:
@@ -520,7 +551,7 @@ class Trainer:
         A signal stops them between two steps, on all ranks at once.
         """
         ranks = Ranks.present()
-        per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
+        between = max(1, self.plan.steps // READINGS)
         spent = (
             run.spent(self._delta)
             if ranks.first and self.plan.steps > run.steps_left
@@ -531,35 +562,39 @@ class Trainer:
             if self.average is not None:
                 self.average.update_parameters(self.model)
             last = run.steps_left == 0 or run.exhausted
-            evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
+            evaluates = self._ends_epochs(step, self.config.evaluate_every) or last
             if ranks.first and (evaluates or step % between == 0):
                 spent = run.spent(self._delta)
-            self._notice(released, callbacks)
-            metrics = {
-                name: float(value)
-                for name, value in released.statistics.items()
-                if not value.ndim and name != Contributing.name
-            }  # the share of contributing records is mentioned only if it is low
-            _tell(
-                callbacks,
-                "on_step",
-                Step(step, self.plan.steps, rate, spent.upper, metrics, _by_group(spent)),
-            )
+            self._notice(run, released, callbacks)
+            metrics, groups = metrics_of(released), by_group(spent)
+            told = Step(step, self.plan.steps, rate, spent.upper, metrics, groups)
+            tell(callbacks, "on_step", told)
             if evaluates and self._evaluate(run, step, spent, callbacks) and not last:
                 return True
             received = ranks.largest(stop.received)
-            if received or step % (self.config.checkpoint_every * per_epoch) == 0:
+            if received or self._ends_epochs(step, self.config.checkpoint_every):
                 self._save(run)
             if received:
                 raise self._interrupted(received)
         return False
 
-    def _notice(self, released: Released, callbacks: tuple[Callback, ...]) -> None:
-        """Say once if hardly any records contribute; their number was released and paid for."""
-        text = None if self.contributing is None else self.contributing.observe(released)
-        if text is not None and Ranks.present().first:
-            sys.stdout.write(f"{text}\n")
-            _tell(callbacks, "on_notice", text)
+    def _ends_epochs(self, step: int, every: int) -> bool:
+        """Whether a step is the last of an epoch whose number is a multiple of ``every``."""
+        epoch = self.plan.epoch_of(step)
+        return epoch % every == 0 and step == self.plan.last_step_of(epoch)
+
+    def _notice(self, run: Run, released: Released, callbacks: tuple[Callback, ...]) -> None:
+        """Say once why steps are slow, and if hardly any records contribute.
+
+        The one is about the model and the loss; the number of records was released and paid for.
+        """
+        share = None if self.contributing is None else self.contributing.observe(released)
+        slow = "" if run.engine_notice in self._said else run.engine_notice
+        for text in filter(None, (slow, share)):
+            self._said.add(text)
+            if Ranks.present().first:
+                sys.stdout.write(f"{text}\n")
+                tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
         """Train, and yield what each step released and its learning rate."""
@@ -578,13 +613,14 @@ class Trainer:
             self.scheduler.step()
             yield released, rate
 
-    def _loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | Losses:
-        x, y = on_device_of(self.model, x, y)
-        scores = self.model(x)
-        losses = F.cross_entropy(scores, y, reduction="none")
+    def _loss(self, *fields: Any) -> Any:
+        """Return one loss per record, and the private metrics if they are wanted."""
+        fields = (*on_device_of(self.model, *fields),)
         if not self.config.private_metrics:
-            return losses
-        return Losses(losses, {"accuracy": soft_accuracy(scores, y), "loss": losses})
+            return self.objective.loss(self.model, *fields)
+        scores, labels = scores_and_labels(self.model, *fields)
+        losses = nn.functional.cross_entropy(scores, labels, reduction="none")
+        return Losses(losses, {"accuracy": soft_accuracy(scores, labels), "loss": losses})
 
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
@@ -592,22 +628,25 @@ class Trainer:
     def _evaluate(
         self, run: Run, step: int, spent: Interval, callbacks: tuple[Callback, ...]
     ) -> bool:
-        """Measure the accuracy on public data; return whether it has not improved for too long."""
+        """Measure the metric on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
         found = Ranks.present().from_first(
             lambda: json.dumps(
                 [
                     spent.upper,
-                    accuracy_of(self._evaluated_model(), self.data.test),
-                    _by_group(spent),
+                    mean_on(self.data.test, self._evaluated_model(), self.objective.measure),
+                    by_group(spent),
                 ]
             ).encode()
         )
-        self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
-        run.measured(self._evaluations[-1].accuracy)
-        _tell(callbacks, "on_evaluation", self._evaluations[-1])
-        recent = [evaluation.accuracy for evaluation in self._evaluations]
+        metric, score = self.objective.metric, self.objective.score
+        epsilon, value, groups = json.loads(found)
+        epoch = step * self.plan.rate
+        self._evaluations.append(Evaluation(step, epoch, epsilon, value, groups, metric))
+        run.measured(score(self._evaluations[-1].value), metric)
+        tell(callbacks, "on_evaluation", self._evaluations[-1])
+        recent = [score(evaluation.value) for evaluation in self._evaluations]
         patience = self.config.early_stop
         return (
             bool(patience)
@@ -622,7 +661,7 @@ class Trainer:
     def _finish(self, run: Run, stopped_early: bool) -> bytes:
         """Write the model and the report; return the ε spent and the claim, as JSON."""
         save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
-        history = tuple((evaluation.step, evaluation.accuracy) for evaluation in self._evaluations)
+        history = tuple((evaluation.step, evaluation.value) for evaluation in self._evaluations)
         use = (
             "evaluation and for the statistics of BatchNorm"
             if self.config.batchnorm == "public"
@@ -641,7 +680,7 @@ class Trainer:
             f"{sum(p.numel() for p in self.model.parameters()):,} parameters",
             hyperparameters=self.config.hyperparameters(),
             public_data=public,
-            metric="accuracy on public data",
+            metric=f"{self.objective.metric} on public data",
             history=history,
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
@@ -652,16 +691,19 @@ class Trainer:
             registered.epsilon(self._delta) if stopped_early and registered is not None else spent
         )
         return json.dumps(
-            {"spent": spent.to_json(), "claim": claimed.upper, "groups": _by_group(claimed)}
+            {"spent": spent.to_json(), "claim": claimed.upper, "groups": by_group(claimed)}
         ).encode()
 
 
-def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
+def resume_training(
+    folder: str | Path, callbacks: Sequence[Callback] = (), *, progress: bool | None = None
+) -> TrainingResult:
     """Go on with the run that a folder holds, with the configuration saved there.
 
     Args:
         folder: The folder of the run.
         callbacks: Listeners; see :class:`dpfy.Callback`.
+        progress: Whether to show a bar, as for :meth:`Trainer.fit`.
 
     Returns:
         The results of the run.
@@ -672,12 +714,12 @@ def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> T
     """
     path = Path(folder)
     with joined() as ranks:
-        values = json.loads(ranks.from_first(lambda: json.dumps(_saved_settings(path)).encode()))
+        values = json.loads(ranks.from_first(lambda: json.dumps(saved_settings(path)).encode()))
         config = TrainConfig.from_mapping(values)
-        return Trainer(config, callbacks=callbacks).resume()
+        return Trainer(config, callbacks=callbacks).resume(progress=progress)
 
 
-def _saved_settings(folder: Path) -> dict[str, Any]:
+def saved_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of the run in a folder, which may have been moved, by today's names."""
     try:
         values = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
@@ -687,12 +729,6 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
         ) from None
     values.setdefault("contributing", False)  # an older version has released nothing of it
     return {**current_names(values), "out": str(folder.parent), "name": folder.name}
-
-
-def _by_group(spent: Interval) -> dict[str, float]:
-    """Return the ε of each group of records; nothing where all have the same."""
-    groups = spent.groups if isinstance(spent, GroupInterval) else {}
-    return {name: each.upper for name, each in groups.items()}
 
 
 def _as_registered(policy: Policy, registered: Policy) -> Policy:
@@ -707,11 +743,6 @@ def _shared_plan(plan: Plan) -> Plan:
     return Plan.from_json(
         json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode()))
     )
-
-
-def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
-    for callback in callbacks:
-        getattr(callback, what)(*values)
 
 
 def _new_name(config: TrainConfig) -> str:

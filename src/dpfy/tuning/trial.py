@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from dpfy.errors import LedgerError
+from dpfy.errors import InvalidArgument, LedgerError
 from dpfy.ledger import Ledger
 from dpfy.plans import Plan
 from dpfy.run.privatize import privatize
 from dpfy.trainer.builders import accuracy_of
 from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.objectives import TASKS
 from dpfy.trainer.trainer import Trainer
 from dpfy.tuning.space import Scalar
 
@@ -60,6 +61,11 @@ class Trial(Trainer):
     ) -> None:
         self._noise_multiplier = noise_multiplier
         super().__init__(config, **objects.fresh())
+        if self.objective is not TASKS["classification"]:
+            raise InvalidArgument(
+                "A search compares accuracies: expected task='classification', without a loss or a "
+                "metric of your own."
+            )
 
     def _make_plan(self) -> Plan:
         # The draft that is checked before the search is calibrated like a run, which settles δ; a

@@ -11,7 +11,7 @@ import torch
 from hf_trainers import Sentences, small_model, small_plan, trainer
 
 import dpfy
-from dpfy.errors import CheckpointError, LedgerError
+from dpfy.errors import CheckpointError, LedgerError, LedgerFinished
 from dpfy.integrations.huggingface.checkpoint import last_checkpoint
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -103,15 +103,14 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(folder, name):
     assert last_checkpoint(folder).name == "checkpoint-2"
 
 
-def test_without_a_whole_checkpoint_training_begins_again_and_what_is_spent_stays(folder, capsys):
+def test_without_a_whole_checkpoint_what_is_spent_stays_and_nothing_trains_in_vain(folder):
     for each in folder.glob("checkpoint-*"):
         shutil.rmtree(each)
     made = again(folder)
     with pytest.raises(CheckpointError, match="stays spent"):
         made.train(resume_from_checkpoint=True)
-    made.train()
-    assert made.state.global_step == 0  # all of the plan is spent
-    assert "4 of the plan's 4 steps were spent" in capsys.readouterr().out
+    with pytest.raises(LedgerFinished, match="All 4 steps"):
+        made.train()
     assert dpfy.Ledger.read(folder / "ledger.dpl").count == 4
 
 

@@ -1,8 +1,8 @@
-"""Listen to a trainer.
+"""Listen to a trainer, or to a run in a loop of one's own.
 
 Callbacks are given declared constants, released values and results on public data, nothing else.
 
-Tests: tests/trainer/test_trainer.py.
+Tests: tests/trainer/test_trainer.py, tests/run/test_listening.py.
 """
 
 import csv
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpfy._extras import require
 
-_COLUMNS = ("step", "epoch", "epsilon", "accuracy")
+_COLUMNS = ("step", "epoch", "epsilon", "value")
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,41 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The accuracy on public data after a step.
+    """The value of a metric on public data after a step.
 
     Args:
         step: The number of the step, from 1.
         epoch: The expected number of passes over the data so far.
         epsilon: The ε spent so far.
-        accuracy: The share of public records that the model classifies correctly.
+        value: The metric, such as the share of public records that the model classifies correctly.
         groups: The ε of each group of records; ``epsilon`` is then the weakest group's.
+        metric: The name of the metric.
     """
 
     step: int
     epoch: float
     epsilon: float
-    accuracy: float
+    value: float
     groups: Mapping[str, float] = field(default_factory=dict)
+    metric: str = "accuracy"
+
+    @property
+    def accuracy(self) -> float:
+        """The value, if the metric is the accuracy."""
+        if self.metric != "accuracy":
+            raise AttributeError(f"The metric is the {self.metric}: read .value instead.")
+        return self.value
+
+    def __str__(self) -> str:
+        shown = f"{self.value:.1%}" if self.metric == "accuracy" else f"{self.value:.4g}"
+        return f"{self.metric} {shown}"
 
 
 class Callback:
-    """A listener of a trainer; override the methods that you want to be called.
+    """A listener of a trainer, or of a run; override the methods that you want to be called.
 
-    The trainer calls no other methods, and passes nothing private.
+    No other methods are called, and nothing private is passed. :meth:`dpfy.Run.listen` tells
+    listeners of a loop of your own.
     """
 
     def on_start(self, steps: int, step: int) -> None:
@@ -71,23 +85,33 @@ class Callback:
         """Hear that the model was evaluated on public data."""
 
     def on_notice(self, text: str) -> None:
-        """Hear that released values show a problem of the run; the trainer prints the text too."""
+        """Hear of a problem that released values or the model show; the trainer prints it too."""
 
     def on_end(self) -> None:
         """Hear that the run ended, early or not."""
 
 
 class CsvLog(Callback):
-    """Appends every evaluation to a CSV file, with the ε of each group of records."""
+    """Appends every evaluation to a CSV file, with the ε of each group of records.
 
-    def __init__(self, path: Path, groups: Sequence[str] = ()) -> None:
-        self.path = path
+    Args:
+        path: The file.
+        groups: The names of the groups, if there are some.
+        metric: The name of the metric, as the heading of its column.
+    """
+
+    def __init__(
+        self, path: str | Path, groups: Sequence[str] = (), metric: str = "accuracy"
+    ) -> None:
+        self.path = Path(path)
         self._groups = groups
+        self._metric = metric
 
     def on_start(self, steps: int, step: int) -> None:
         """Write the names of the columns, unless a resumed run wrote them before."""
         if not self.path.exists():
-            self._write([[*_COLUMNS, *(f"epsilon of {name}" for name in self._groups)]])
+            groups = (f"epsilon of {name}" for name in self._groups)
+            self._write([[*_COLUMNS[:-1], self._metric, *groups]])
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Append one line."""
@@ -100,21 +124,26 @@ class CsvLog(Callback):
 
 
 class TensorBoardLog(Callback):
-    """Writes every evaluation for TensorBoard, an optional extra."""
+    """Writes every evaluation for TensorBoard, an optional extra.
+
+    Args:
+        folder: The folder of TensorBoard's files.
+    """
 
     @staticmethod
     def check() -> None:
         """Refuse, before a run begins, if TensorBoard is not installed."""
         require("tensorboard", "tensorboard")
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
+        self.check()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Add one point to each curve."""
-        self._writer.add_scalar("accuracy", evaluation.accuracy, evaluation.step)  # type: ignore[no-untyped-call]
+        self._writer.add_scalar(evaluation.metric, evaluation.value, evaluation.step)  # type: ignore[no-untyped-call]
         self._writer.add_scalar("epsilon", evaluation.epsilon, evaluation.step)  # type: ignore[no-untyped-call]
         for name, epsilon in evaluation.groups.items():
             self._writer.add_scalar(f"epsilon of {name}", epsilon, evaluation.step)  # type: ignore[no-untyped-call]

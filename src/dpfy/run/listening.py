@@ -1,0 +1,125 @@
+"""Tell listeners of the steps of a run in somebody's own loop, and write its report.
+
+What is told is declared, released, or measured on public data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpfy.errors import InvalidArgument
+from dpfy.ledger import Ledger
+from dpfy.mechanisms.query import Contributing
+from dpfy.plans import Plan
+from dpfy.reporting import RunFacts, report
+from dpfy.reporting.facts import NOT_DECLARED
+from dpfy.run.callbacks import Callback, Evaluation, Step
+from dpfy.run.released import Released
+from dpfy.types import GroupInterval, Interval
+
+if TYPE_CHECKING:
+    from dpfy.run.run import Run
+
+READINGS = 40
+"""How often the ε of a run is brought up to date for listeners; each reading is a computation."""
+
+
+class Listeners:
+    """Tell callbacks what happens in a run.
+
+    Args:
+        run: The run.
+        callbacks: The listeners.
+        delta: The δ at which ε is told; None for that of the plan's budget.
+    """
+
+    def __init__(self, run: "Run", callbacks: Sequence[Callback], delta: float | None) -> None:
+        self._run, self._callbacks = run, tuple(callbacks)
+        self._delta = delta_of(run.plan, delta)
+        self._between = max(1, run.plan.steps // READINGS)
+        self._spent = run.spent(self._delta) if run.steps_taken else Interval(0.0, 0.0)
+        self._said = ""
+        self.tell("on_start", run.plan.steps, run.steps_taken)
+
+    def tell(self, what: str, *values: Any) -> None:
+        """Call a method of all callbacks."""
+        tell(self._callbacks, what, *values)
+
+    def stepped(self, released: Released, rate: float) -> None:
+        """Tell of a step."""
+        run = self._run
+        if run.engine_notice and run.engine_notice != self._said:
+            self._said = run.engine_notice
+            self.tell("on_notice", self._said)
+        if released.step % self._between == 0 or not run.steps_left:
+            self._spent = run.spent(self._delta)
+        spent, metrics = self._spent, metrics_of(released)
+        steps = run.plan.steps
+        self.tell(
+            "on_step", Step(released.step, steps, rate, spent.upper, metrics, by_group(spent))
+        )
+
+    def measured(self, value: float, metric: str) -> None:
+        """Tell of a measurement on public data."""
+        run = self._run
+        self._spent = run.spent(self._delta)
+        step, epoch = run.steps_taken, run.steps_taken * run.plan.rate
+        found = Evaluation(step, epoch, self._spent.upper, value, by_group(self._spent), metric)
+        self.tell("on_evaluation", found)
+
+
+def tell(callbacks: Sequence[Callback], what: str, *values: Any) -> None:
+    """Call a method of all callbacks."""
+    for callback in callbacks:
+        getattr(callback, what)(*values)
+
+
+def metrics_of(released: Released) -> dict[str, float]:
+    """Return the numbers that a step released beside its gradients.
+
+    The share of contributing records is left out: it is mentioned only if it is low.
+    """
+    return {
+        name: float(value)
+        for name, value in released.statistics.items()
+        if not value.ndim and name != Contributing.name
+    }
+
+
+def by_group(spent: Interval) -> dict[str, float]:
+    """Return the ε of each group of records; nothing where all have the same."""
+    groups = spent.groups if isinstance(spent, GroupInterval) else {}
+    return {name: each.upper for name, each in groups.items()}
+
+
+def delta_of(plan: Plan, delta: float | None) -> float:
+    """Return the given δ, or that of the plan's budget."""
+    found = getattr(plan.budget or plan.filter, "delta", None) if delta is None else delta
+    if found is None:
+        raise InvalidArgument("The plan has no budget and so no δ. Give delta=.")
+    return float(found)
+
+
+def write_report(
+    run: "Run", folder: str | Path, delta: float | None, facts: RunFacts | None
+) -> Path:
+    """Write the report of a run, with what the run itself knows where nothing is declared."""
+    given = facts if facts is not None else RunFacts(name=Path(folder).resolve().name)
+    parameters = sum(p.numel() for p in run.model.parameters())
+    known: dict[str, str] = {
+        "engine": run.engine,
+        "isolation": run.isolation,
+        "model": f"{type(run.model).__name__} with {parameters:,} parameters",
+        "released": "the model after every step",
+    }
+    missing = {name: value for name, value in known.items() if getattr(given, name) == NOT_DECLARED}
+    if run.measurements and not given.history:
+        history = tuple((step, value) for step, value, _ in run.measurements)
+        metric = f"{run.measurements[-1][2]} on public data"
+        given = replace(given, history=history, metric=metric)
+    ledger, path = run.ledger, run.ledger.path
+    if run.closed and path is not None:
+        ledger = Ledger.read(path)
+    report(ledger, delta_of(run.plan, delta), replace(given, **missing)).write(folder)  # type: ignore[arg-type]
+    return Path(folder)
