@@ -178,13 +178,18 @@ def weighted_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
         outputs = model(*fields)
         if not isinstance(outputs, torch.Tensor):
             raise TypeError("the model returns more than a tensor: pass loss_fn=")
-        if outputs.ndim == 1:
-            return outputs
-        flat = outputs.flatten(1)
-        weights = torch.linspace(1, 2, flat.shape[1], device=flat.device)
-        return (flat * weights.to(flat.dtype)).sum(1)
+        return weighted_sum(outputs)
 
     return loss
+
+
+def weighted_sum(outputs: torch.Tensor) -> torch.Tensor:
+    """Return one number for each record: a weighted sum of its outputs."""
+    if outputs.ndim == 1:
+        return outputs
+    flat = outputs.flatten(1)
+    weights = torch.linspace(1, 2, flat.shape[1], device=flat.device)
+    return (flat * weights.to(flat.dtype)).sum(1)
 
 
 class _Noting(Consumer):
