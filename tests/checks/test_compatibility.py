@@ -140,8 +140,7 @@ EXAMPLES = {
     "dropout": [lambda: net(nn.Dropout()), lambda: net(nn.AlphaDropout())],
     "tied weights": [tied],
     "model of transformers": [
-        lambda: fake("BertModel", type("PreTrainedModel", (nn.Module,), {})),
-        lambda: net(fake("BertModel", type("PreTrainedModel", (nn.Module,), {}))),  # an adapter's
+        lambda: net(fake("BertModel", type("PreTrainedModel", (nn.Module,), {})))
     ],
     "compiled module": [lambda: torch.compile(net(), backend="eager"), compiled_in_place],
     "compiled function": [lambda: (net(), torch.compile(nn.functional.l1_loss, backend="eager"))],
