@@ -27,4 +27,6 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"dpfy {version}"
 html_static_path = ["_static"]
+html_css_files = ["filter-table.css"]
+html_js_files = ["filter-table.js"]  # for tables in a container of the class filterable
 nitpicky = False

@@ -36,7 +36,7 @@ APART = [
     page
     for page in PAGES
     if re.search(
-        r"^from (accelerate|dpfy\.integrations|peft|transformers)\b",
+        r"^from (accelerate|datasets|dpfy\.integrations|peft|transformers)\b",
         page.read_text(encoding="utf-8"),
         re.MULTILINE,
     )

@@ -27,6 +27,8 @@ refused with {class}`~dpfy.errors.UnsupportedEvent`, never approximated. Rules a
 sets have just the cost that PLD brackets, unless they are marked as a bound. [Sampling](../concepts/sampling.md) says
 which policy to use when. This page is written from the tables that the accountants themselves look up.
 
+With a browser the table has a filter: choose a sampler, a noise or a relation, or what PLD and RDP have.
+
 """
 
 _EVENTS = """
@@ -125,7 +127,7 @@ def page() -> str:
     )
     return (
         _OPENING
-        + table
+        + f":::{{container}} filterable\n{table}\n:::\n"
         + _EVENTS
         + others
         + "\nRules:\n\n"

@@ -67,10 +67,9 @@ def epsilon(value: object) -> float:
     return positive("epsilon", value)
 
 
-def choice(name: str, value: str, options: tuple[str, ...]) -> str:
+def choice(name: str, value: str, options: tuple[str, ...], remedy: str = "") -> str:
     """Return ``value`` if it is one of ``options``."""
     if value not in options:
-        raise _fail(
-            name, value, f"to be one of {', '.join(repr(option) for option in options)}", ""
-        )
+        listed = ", ".join(repr(str(option)) for option in options)
+        raise _fail(name, value, f"to be one of {listed}", remedy)
     return value

@@ -74,6 +74,7 @@ def test_the_command_writes_a_page_and_says_what_came_out(tmp_path, capfd):
     assert {"theorem", "citation", "check", "allowance"} <= {
         each["kind"] for each in found["basis"]
     }
+    assert "95% confidence</text>" in page and "The band holds the attack's true errors" in page
     assert "What the claim rests on" in page and "allowed for, not proved" in page
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["delta"] == found["delta"]
 

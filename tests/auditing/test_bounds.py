@@ -4,14 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
 from dpfy.accounting import account
+from dpfy.accounting.conversions import TradeoffCurve
 from dpfy.auditing.bounds import (
     Guesses,
     Trials,
     approximate_inverse,
+    confidence_band,
     epsilon_from_trials,
     gaussian_epsilon,
     gaussian_inverse,
@@ -133,3 +135,34 @@ def test_no_errors_and_only_errors_are_defined():
     assert epsilon_from_trials(Trials(10, 10, 10, 10), 1e-5) == 0
     assert 0 < epsilon_from_trials(Trials(100, 0, 100, 0), 1e-5) < math.inf
     assert mu_from_trials(Trials(10, 10, 10, 10)) == 0
+
+
+def covered(rng, radius, absent=150, present=100, mu=1.0, confidence=0.9):
+    """Whether the band around one attack, its radius multiplied, holds the true curve."""
+    noise, scores = rng.normal(size=absent), rng.normal(mu, size=present)
+    thresholds = np.quantile(noise, np.linspace(1, 0, 101))
+    fpr = [(noise > each).mean() for each in thresholds]
+    fnr = [(scores <= each).mean() for each in thresholds]
+    lower, upper = confidence_band(
+        TradeoffCurve(tuple(fpr), tuple(fnr)),
+        round(absent / radius**2),
+        round(present / radius**2),
+        confidence,
+    )
+    true = ndtr(-mu - ndtri(np.clip(fpr, 1e-12, 1 - 1e-12)))
+    return bool(np.all((lower.fnr <= true) & (true <= upper.fnr)))
+
+
+def test_the_band_holds_the_true_curve_and_half_of_it_does_not():
+    rng = np.random.default_rng(5)
+    runs = 200
+    least = binom.ppf(1e-7, runs, 0.9)  # fewer have a chance below one in ten million
+    assert sum(covered(rng, 1.0) for _ in range(runs)) >= least
+    assert sum(covered(rng, 0.4) for _ in range(runs)) < least
+
+
+def test_the_band_of_an_attack_that_is_never_wrong_is_within_zero_and_one():
+    lower, upper = confidence_band(TradeoffCurve((0.0, 0.5, 0.9), (0.0, 0.0, 0.0)), 50, 50)
+    assert set(lower.fnr) == {0.0} and max(upper.fnr) == 1.0
+    with pytest.raises(InvalidArgument, match="confidence"):
+        confidence_band(lower, 50, 50, 1.0)

@@ -15,6 +15,7 @@ from dpfy.auditing.audit import audit_settings
 from dpfy.auditing.canaries import GradientCanaries, coins
 from dpfy.auditing.inputs import gradients_of, vectorised_gradients
 from dpfy.auditing.mutants import MUTANTS, _replaced, releasing
+from dpfy.auditing.page import render
 from dpfy.cli.app import main
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.chunk import Chunk
@@ -93,6 +94,9 @@ def test_a_run_without_its_noise_is_refuted(kind, attack, mutant):
     found = audited(3, mutant, kind, attack)
     assert found.refuted and found.epsilon_lower > found.epsilon_claimed
     assert attack.replace("-", " ") in found.setting
+    if kind == "mislabelled" and mutant == "noise missing":  # canaries share parameters
+        shown = render(found)
+        assert "There is no confidence band" in shown and "confidence</text>" not in shown
 
 
 @pytest.mark.parametrize(

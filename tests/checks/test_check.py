@@ -42,6 +42,54 @@ def test_any_kind_of_loss_is_probed_with_the_model_it_belongs_to(loss_for):
     assert [row.layer for row in found.probed.explanation.layers] == ["0", "2"]
 
 
+class Named(nn.Module):
+    """A model that takes its inputs by name and returns a mapping, as those of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x=None, mask=None, labels=None):
+        assert labels is None, "a label is for the loss"
+        return {"loss": None, "logits": self.inner(x if mask is None else x * mask)}
+
+
+def losses(batch):
+    assert set(batch) == {"mask", "x", "labels"}
+    return (batch["labels"] + 1) * batch["mask"].sum(1)
+
+
+@pytest.mark.parametrize(
+    "loss_for",
+    [
+        lambda model: (),
+        lambda model: (nn.CrossEntropyLoss(reduction="none"),),
+        lambda model: (F.cross_entropy,),
+        lambda model: (lambda batch: losses(batch) * model.inner(batch["x"]).sum(1),),
+    ],
+    ids=["none", "module", "function of torch", "function of one mapping"],
+)
+def test_fields_with_names_are_given_by_name(loss_for):
+    """The labels stand first, so fails if they are looked for by their place."""
+    model = Named()
+    fields = {"labels": FIELDS[1], "x": FIELDS[0], "mask": FIELDS[0]}
+    found = check((model, *loss_for(model)), fields)
+    assert found.trainable and found.probed.explanation.engine == "bookkeeping"
+
+
+def test_a_model_that_returns_no_tensor_is_told():
+    class Nothing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return "nothing"
+
+    found = check(Nothing(), FIELDS[:1])
+    assert not found.trainable and "returns no tensor" in found.probed.reason
+
+
 def test_without_fields_nothing_is_probed_and_with_findings_the_probe_waits():
     assert check(net()).probed is None and check(net()).trainable
     found = check(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), FIELDS[:1])

@@ -139,6 +139,9 @@ EXAMPLES = {
     "recurrent layer": [lambda: nn.LSTM(4, 3), lambda: nn.GRUCell(4, 3)],
     "dropout": [lambda: net(nn.Dropout()), lambda: net(nn.AlphaDropout())],
     "tied weights": [tied],
+    "model of transformers": [
+        lambda: net(fake("BertModel", type("PreTrainedModel", (nn.Module,), {})))
+    ],
     "compiled module": [lambda: torch.compile(net(), backend="eager"), compiled_in_place],
     "compiled function": [lambda: (net(), torch.compile(nn.functional.l1_loss, backend="eager"))],
     "TorchScript": [

@@ -180,3 +180,11 @@ def test_a_vocabulary_that_was_trained_on_private_text_is_refused(run):
     assert "trained on public text" in out and "docs/how-to/text.md" in out
     code, out, _ = run("checked_models:public_words")
     assert code == 0 and "vocabulary without private text" in out
+
+
+@pytest.mark.parametrize(
+    "example", ["x=float32[4],int64[]", "x=float32[4],x=int64[]", "x=float32", "=float32[4]"]
+)
+def test_an_example_with_some_names_is_an_error_that_shows_both_forms(run, example):
+    code, _, err = run("checked_models:good", "--example", example)
+    assert code == 2 and "'float32[3,32,32],int64[]'" in err and "'input_ids=int64[128]" in err

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import dpfy
 from dpfy import __version__
 from dpfy.accounting import account
 from dpfy.cli.app import main
@@ -14,7 +15,7 @@ from dpfy.cli.commands import command, walk
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
 from dpfy.ledger.individual import Individual
-from dpfy.trainer.config import all_settings
+from dpfy.trainer.config import all_settings, sections
 
 EPSILON = [
     "epsilon",
@@ -329,9 +330,58 @@ def test_the_help_of_a_setting_names_its_default():
     for setting in all_settings():
         assert helps.pop(setting.flag) == setting.description
         assert setting.description.endswith(f" Default: {setting.default_text}.")
-    assert set(helps) == {"config", "config_file", "resume", "resume_if_exists", "help"} & set(
-        helps
-    )
+    others = {"config", "config_file", "resume", "resume_if_exists", "as_json", "help"}
+    assert set(helps) == others & set(helps)
+
+
+PATHS = [pytest.param(*found, id=" ".join(found[0]) or "dpfy") for found in walk(command())]
+
+
+@pytest.mark.parametrize(("path", "each"), PATHS)
+def test_h_is_help(run, path, each):
+    code, out, err = run(*path, "-h")
+    assert (code, err) == (0, "") and "Usage:" in out
+    assert "-h" in out.split()  # the help says so itself
+
+
+@pytest.mark.parametrize(("path", "each"), PATHS)
+def test_many_options_are_in_groups(path, each):
+    options = [p for p in each.params if p.param_type_name == "option" and not p.hidden]
+    options = [p for p in options if p.name not in ("help", "version", "debug")]
+    apart = [p.name for p in options if not p.rich_help_panel]
+    assert len(options) <= 9 or not apart
+    assert len({p.rich_help_panel for p in options}) >= len(options) // 9
+
+
+def test_the_help_of_training_begins_with_the_data_and_the_budget(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    titles = re.findall(r"╭─ ([^─]+) ─", run("train", "-h")[1])
+    assert titles[2:] == ["Files and output", *sections()]
+    assert titles[3:5] == ["Data and model", "Budget"]
+
+
+def test_a_large_delta_is_said_wherever_the_number_of_records_is_known(run, tmp_path):
+    plan = dpfy.dpsgd(records=50, batch_size=5, steps=1, noise_multiplier=2.0)
+    with Ledger.open(tmp_path / "run.dpl", header=Header(plan=plan.to_json())) as ledger:
+        ledger.reserve(plan.event)
+    path, few = str(tmp_path / "run.dpl"), ["--records", "50", "--epochs", "1"]
+    for arguments in (
+        ["account", path],
+        ["account", path, "--json"],
+        ["report", path, "--out", str(tmp_path)],
+        ["plan", *few, "--rate", "0.1", "--noise-multiplier", "2"],
+    ):
+        code, out, err = run(*arguments, "--delta", "0.02")
+        assert code == 0 and out and "δ = 2e-2 is not below 1/50, one over" in err, arguments
+        assert err.startswith("Note: ") and err.count("\n") == 1
+        if "--json" in arguments:
+            strict(out)
+    assert run("account", path, "--delta", "0.0199")[2] == ""
+
+
+def test_a_list_of_events_declares_no_records(run, tmp_path):
+    (tmp_path / "events.json").write_text(json.dumps([STEP.to_json()]))
+    assert run("account", tmp_path / "events.json", "--delta", "0.5")[::2] == (0, "")
 
 
 @pytest.mark.parametrize(

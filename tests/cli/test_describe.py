@@ -42,6 +42,12 @@ def test_a_table_is_printed_with_errors_and_the_claim(capsys):
     assert "secret" not in shown
 
 
+def test_a_delta_that_is_not_below_one_over_the_rows_is_noted(capsys):
+    code, shown, error = said(capsys, "people.csv", *WANTED, "--delta", "0.01")
+    assert code == 0 and "0.01)-differential privacy" in shown
+    assert error.startswith("Note: δ = 1e-2 is not below 1/50") and error.count("\n") == 1
+
+
 def test_a_folder_holds_the_report_and_the_ledger_and_is_used_once(folder, capsys):
     code, shown, _ = said(capsys, "people.csv", *WANTED, "--out", "runs/people")
     assert code == 0 and "summary.svg" in shown

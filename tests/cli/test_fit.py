@@ -81,14 +81,15 @@ def test_every_model_is_fitted_from_the_command_line(run, model, tmp_path):
 
 
 def test_settings_reach_the_model(run, tmp_path):
-    code, _, _ = run(
+    code, _, err = run(
         *("fit", "ridge", "people.csv", "--schema", "people.toml", "--target", "rent"),
         *("--option", "alpha=7", "--option", "solver=adassp", "--records", 2500, "--out", "a"),
-        *("--delta", "1e-6"),
+        *("--delta", "1e-3"),
     )
+    assert err.startswith("Note: δ = 1e-3 is not below 1/2500") and err.count("\n") == 1
     model = json.loads((tmp_path / "a" / "model.json").read_text(encoding="utf-8"))
     assert code == 0 and model["parameters"]["alpha"] == 7
-    assert model["fitted"]["n_records_"] == 2500 and model["guarantee"]["delta"] == 1e-6
+    assert model["fitted"]["n_records_"] == 2500 and model["guarantee"]["delta"] == 1e-3
     assert Ledger.read(tmp_path / "a" / "ledger.dpl").header.relation == "add_or_remove_one"
 
 

@@ -1,6 +1,8 @@
 """``dpfy plan`` as a user runs it."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 
@@ -228,10 +230,27 @@ def test_advice_by_options_and_by_questions(run, monkeypatch):
     ]
     code, out, _ = run("plan", "advise", *answers)
     assert code == 0 and "begin with: dpfy train --sampling poisson" in out
-    asked = []
-    monkeypatch.setattr("typer.prompt", lambda text, default, err: asked.append(default) or default)
-    assert out in run("plan", "advise")[1] and asked == ["model", "poisson", "yes", "no"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\nshuffel\npoisson\nyes\n\n"))
+    shown = run("plan", "advise")[1]
+    assert out in shown and re.findall(r"answer \[(\w+)\]", shown) == [
+        "model",
+        "poisson",
+        "poisson",  # asked again after an answer that is none
+        "yes",
+        "no",
+    ]
     assert json.loads(run("plan", "advise", *answers, "--json")[1])["unit"] == "record"
+
+
+@pytest.mark.parametrize("typed", ["", "model\nfixed\n"], ids=["nothing", "two answers"])
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+def test_advice_is_not_given_when_the_input_ends_early(run, monkeypatch, typed, form):
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    code, out, err = run("plan", "advise", *form)
+    open_one = "--one-each yes" if typed else "--sees model"
+    last = err.splitlines()[-1]
+    assert code == 2 and last.startswith("Error: The input ended") and f"with {open_one}," in last
+    assert not form or out == ""  # standard output is for the answer
 
 
 def test_resources_of_a_model(run, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def model():
 def broken():
     raise ValueError("secret value 42")
 """
-SHORT = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3"]
+SHORT = ["--epochs", "1", "--batch-size", "500", "--delta", "5e-4"]
 
 
 def run(capsys, *arguments):
@@ -65,6 +65,20 @@ def test_the_bar_says_whose_epsilon_it_shows(groups, shown):
     bar.on_step(Step(1, 2, 0.1, 3.0, {}, groups))
     bar.on_end()
     assert shown in screen.getvalue()
+
+
+def test_with_json_the_answer_alone_is_on_standard_output(tmp_path, capsys):
+    large = ["--epochs", "1", "--batch-size", "500", "--delta", "1e-3"]
+    code, out, err = run(capsys, "train", *large, "--out", str(tmp_path), "--name", "a", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["epsilon_spent"] <= found["epsilon"] <= 3.0
+    assert found["delta"] == 1e-3 and 0 <= found["accuracy"] <= 1 and found["groups"] == {}
+    assert found["stopped_early"] is False and found["folder"] == str(tmp_path / "a")
+    for name in ("model", "ledger", "report"):
+        assert (tmp_path / "a" / found[name]).is_file()
+    assert "Note: δ = 1e-3 is not below 1/1437, one over the number of records" in err
+    report = (tmp_path / "a" / "report.html").read_text()
+    assert "is not below 1/1437" in report.partition("</header>")[0]
 
 
 def test_groups_of_records_are_told_one_by_one(tmp_path, capsys, monkeypatch):

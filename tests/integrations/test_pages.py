@@ -24,7 +24,7 @@ NAMES = [page.name for page in APART]
 
 
 def test_pages_about_other_frameworks_are_known() -> None:
-    assert {"accelerate.md", "lightning.md"} <= set(NAMES)
+    assert {"accelerate.md", "lightning.md", "your-own-data.md"} <= set(NAMES)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning")

@@ -228,6 +228,10 @@ def test_replacing_one_has_no_renyi_rule_and_the_report_says_so(make):
 def test_threat_level_and_table_one(good, make):
     said = texts(good.protection)
     assert said["threat_level"].startswith("B4") and "model weights" in said["table_1"]
+    for level in ("b4", "b5", "b6"):
+        assert said[level].startswith("Protected")
+    for level in ("b1", "b2", "b3"):
+        assert said[level].startswith("Not protected")
     assert (
         "None of B1 to B6"
         in texts(report(make(key_source="test"), DELTA).protection)["threat_level"]

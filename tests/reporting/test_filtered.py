@@ -22,7 +22,7 @@ from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.ledger.individual import FilteredPoisson
 from dpfy.reporting import RunFacts, report
-from dpfy.reporting.layout import key_facts
+from dpfy.reporting.card import key_facts
 from dpfy.reporting.numbers import epsilon_text
 
 DELTA = 1e-5
@@ -103,7 +103,7 @@ def test_every_item_says_that_a_filter_was_enforced(rule):
     said = {item.key: item for item in (*result.statement, *result.assumptions)}
     assert rule.title in said["accounting"].text and rule.reference in said["accounting"].text
     assert said["registered"].status == "holds" and rule.title in said["registered"].text
-    assert rule.title in dict(key_facts(result))["Steps"]
+    assert rule.title in {fact.name: fact.value for fact in key_facts(result)}["Steps"]
 
 
 def test_without_sampling_is_claimed_where_the_filter_does_not_count_on_it():

@@ -5,16 +5,25 @@ import math
 import re
 import tomllib
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 import dpfy
+from dpfy.mechanisms import controllers
+from dpfy.plans.dpftrl import STRATEGIES
+from dpfy.plans.dpsgd import _OF_DECLARED_SIZE
 from dpfy.trainer.config import (
+    BATCHNORM,
+    GROUPS,
     OLD_NAMES,
+    SCHEDULES,
+    SECTIONS,
     ImportanceConfig,
     TrainConfig,
     all_settings,
     current_names,
+    sections,
     template,
 )
 
@@ -51,6 +60,61 @@ def test_the_template_names_every_setting_once_and_says_what_it_is():
     names = [line[1:].split(" = ")[0] for line in (TEMPLATE[place] for place in COMMENTED)]
     assert names == [setting.flag for setting in all_settings()] and len(set(names)) == len(names)
     assert all(setting.help in " ".join(template().split("\n# ")) for setting in all_settings())
+
+
+def test_every_section_begins_with_a_setting_and_has_a_title():
+    assert set(SECTIONS) <= {setting.name for setting in all_settings()}
+    assert [each.name for each in chain(*sections().values())] == [s.name for s in all_settings()]
+    assert list(sections()) == list(SECTIONS.values())
+    assert all(f"# {title}\n# {'-' * len(title)}\n" in template() for title in sections())
+
+
+# What each setting may be, apart from what these are checked against.
+CHOICES = {
+    "batchnorm": BATCHNORM,
+    "individual": ("sample", "scale"),
+    "clipping": ("fixed", "quantile", "norm", "automatic", "adaclip"),
+    "noise_schedule": (*controllers.SCHEDULES, "validation", "norm"),
+    "clip_schedule": tuple(controllers.SCHEDULES),
+    "groups": GROUPS,
+    "sampling": ("poisson", "full", *_OF_DECLARED_SIZE, "cyclic_poisson", "importance"),
+    "noise_correlation": ("none", *(each for each in STRATEGIES if each != "independent")),
+    "relation": tuple(map(str, dpfy.Relation)),
+    "algorithm": ("dpsgd", "noisy_max", "line_search"),
+    "optimizer": ("sgd", "adam", "adam_bc", "adadp"),
+    "lr_schedule": SCHEDULES,
+    "delta": ("auto",),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_error_and_the_help_list_every_choice(name):
+    """Fails if a choice is added and one of the two texts is forgotten."""
+    with pytest.raises(dpfy.InvalidArgument, match="zigzag") as caught:
+        TrainConfig().with_flags({name: "zigzag"})
+    helps = {setting.name: setting.help for setting in all_settings()}
+    text = helps["noise_schedule"] if name == "clip_schedule" else helps[name]
+    for choice in CHOICES[name]:
+        assert re.search(rf"\b{choice}\b", str(caught.value)), str(caught.value)
+        assert re.search(rf"\b{choice}\b", text), text
+
+
+def test_a_plan_says_which_other_plans_draw_otherwise():
+    with pytest.raises(dpfy.InvalidArgument, match=r"dpfy\.dpis draws by 'importance'"):
+        dpfy.dpsgd(records=10, batch_size=2, steps=1, sampling="importance")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data": "minst"}, "Your own data is named as module:loader"),
+        ({"device": "gpu"}, "such as 'cpu', 'cuda' or 'cuda:0'"),
+    ],
+    ids=str,
+)
+def test_what_is_not_there_is_named_with_what_could_be(settings, words):
+    with pytest.raises(dpfy.InvalidArgument, match=words):
+        dpfy.Trainer(TrainConfig(**settings))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scipy.stats import beta, binom
 
 from dpfy import _validate
 from dpfy.accounting import Guarantee
-from dpfy.accounting.conversions import tradeoff_curve
+from dpfy.accounting.conversions import TradeoffCurve, tradeoff_curve
 from dpfy.accounting.pld import closed_forms
 from dpfy.errors import InvalidArgument
 
@@ -144,6 +144,47 @@ def mu_from_trials(trials: Trials, confidence: float = 0.95) -> float:
     """
     false_positive, false_negative = trials.rates(confidence)
     return max(0.0, float(ndtri(1 - false_positive) - ndtri(false_negative)))
+
+
+def confidence_band(
+    curve: TradeoffCurve, absent: int, present: int, confidence: float = 0.95
+) -> tuple[TradeoffCurve, TradeoffCurve]:
+    """Return curves below and above the error rates that an attack has in the long run.
+
+    Args:
+        curve: the error rates that the attack had, for thresholds from the highest to the lowest.
+        absent: the number of canaries that were not included.
+        present: the number of canaries that were.
+        confidence: the confidence of the band, in (0, 1).
+
+    Returns:
+        The lower and the upper curve, at the false positive rates of ``curve``.
+
+    *Formal guarantee*: with probability at least ``confidence`` the true curve, at all false
+    positive rates at once, is between the two.
+
+    *Assumes*: independent scores, equally distributed for all canaries that were included, and for
+    all that were not.
+
+    Reference: Massart 1990, Corollary 1, for each of the two error rates, with half of the failure
+    probability.
+
+    >>> lower, upper = confidence_band(TradeoffCurve((0.0, 0.5, 1.0), (1.0, 0.5, 0.0)), 800, 800)
+    >>> lower.fnr[1] < 0.5 < upper.fnr[1]
+    True
+    """
+    fails = (1 - _confidence(confidence)) / 2
+    across, along = (math.sqrt(math.log(2 / fails) / (2 * count)) for count in (absent, present))
+    fpr, fnr = np.asarray(curve.fpr), np.asarray(curve.fnr)
+    # A curve that is known at some thresholds only: the next one is taken, away from the middle.
+    right = np.searchsorted(fpr, fpr + across, side="right")
+    left = np.searchsorted(fpr, fpr - across, side="left") - 1
+    lower = np.where(right < len(fpr), fnr[np.minimum(right, len(fpr) - 1)] - along, 0.0)
+    upper = np.where(left >= 0, fnr[np.maximum(left, 0)] + along, 1.0)
+    return (
+        TradeoffCurve(curve.fpr, tuple(np.clip(lower, 0, 1).tolist())),
+        TradeoffCurve(curve.fpr, tuple(np.clip(upper, 0, 1).tolist())),
+    )
 
 
 def trials_refute(trials: Trials, guarantee: Guarantee, confidence: float = 1 - 1e-6) -> bool:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from dpfy.auditing.audit import Audit
+from dpfy.auditing.bounds import confidence_band
 from dpfy.reporting.drawing import FIRST, INK, SECOND, axes_of, drawing, svg_of
 from dpfy.reporting.page import STYLE
 
@@ -57,8 +58,7 @@ def render(audit: Audit) -> str:
             '<section class="figures">',
             f"<figure>{_bounds(audit)}<figcaption>What may be claimed, and what canaries "
             "betrayed.</figcaption></figure>",
-            f"<figure>{_tradeoff(audit)}<figcaption>Errors of any attack, as the ledger bounds "
-            "them, and of this one.</figcaption></figure>",
+            f"<figure>{_tradeoff(audit)}<figcaption>{_tradeoff_caption(audit)}</figcaption></figure>",
             "</section>",
             f"<table><tbody>{rows}</tbody></table>",
             "<section><h2>What the claim rests "
@@ -144,9 +144,35 @@ def _tradeoff(audit: Audit) -> str:
         axes.plot(
             audit.claimed.fpr, audit.claimed.fnr, color=FIRST, label="ledger: no attack is below"
         )
+        if audit.trials is not None:
+            lower, upper = confidence_band(
+                audit.attack, audit.trials.absent, audit.trials.present, audit.confidence
+            )
+            axes.fill_between(
+                lower.fpr,
+                lower.fnr,
+                upper.fnr,
+                color=SECOND,
+                alpha=0.18,
+                linewidth=0,
+                label=f"{audit.confidence:.0%} confidence",
+            )
         axes.plot(
             audit.attack.fpr, audit.attack.fnr, color=SECOND, linestyle="--", label="this attack"
         )
         axes.plot([0, 1], [1, 0], color=INK, linewidth=1, linestyle=":", label="guessing blindly")
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
         axes.legend(loc="best")
         return svg_of(figure, "tradeoff", "false negative over false positive rates")
+
+
+def _tradeoff_caption(audit: Audit) -> str:
+    """Say what the figure shows, and why there may be no band."""
+    band = (
+        "There is no confidence band: these canaries are not independent of each other."
+        if audit.trials is None
+        else f"The band holds the attack's true errors, at all rates at once, with "
+        f"{audit.confidence:.0%} confidence."
+    )
+    return f"Errors of any attack, as the ledger bounds them, and of this one. {band}"

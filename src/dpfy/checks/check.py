@@ -1,7 +1,5 @@
 """Check a model, its optimizers, loss and tokenizer before there is any record."""
 
-import inspect
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -10,22 +8,17 @@ from torch import nn
 
 from dpfy.checks.compare_engines import Parity, parity
 from dpfy.checks.compatibility import Finding, examine, is_tokenizer
-from dpfy.checks.explain import Explanation, explain, weighted_outputs
+from dpfy.checks.explain import Explanation, explain, weighted_sum
+from dpfy.checks.fields import Fields, loss_of_fields, made_up, outputs_of_fields
 from dpfy.checks.parameters import trainable
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import ENGINES
 from dpfy.gradients.base import LossFn
-from dpfy.gradients.chunk import Chunk
-from dpfy.gradients.synthetic import synthetic
 
-_RECORDS = 4
 _OWN_EXAMPLE = (
     "Here records are synthesized from types and shapes alone; dpfy.explain(model, batch, loss_fn) "
     "judges the same on a batch of your own."
 )
-
-Fields = Sequence[tuple[str, tuple[int, ...]]]
-"""The type and shape of each field of one record."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +87,14 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
     With ``fields`` the probe runs on synthetic records. The loss is a function of the fields, as
     for :meth:`dpfy.Run.backward`; a loss module of torch is given the model's output and the last
     field. Without a loss a weighted sum of the outputs takes its place, and a last field that the
-    model does not accept is left out, as labels are.
+    model does not accept is left out, as labels are. Of a model of transformers, whose output is a
+    mapping, the logits are taken.
 
     Args:
         made: A model, or a tuple of a model and its optimizers, loss and tokenizer.
-        fields: The dtype and the shape of each field of a record, or None for no probe.
+        fields: The dtype and the shape of each field of a record, in their order or by name, or
+            None for no probe. Fields with names are arguments of the model by name, and one mapping
+            for a loss.
 
     Returns:
         What was found.
@@ -146,8 +142,8 @@ class Parts:
         """The optimizers among them."""
         return tuple(part for part in self.others if isinstance(part, torch.optim.Optimizer))
 
-    def loss(self, fields: int) -> LossFn:
-        """Return the loss as a function of this number of fields, or a stand-in for one."""
+    def loss(self, fields: Fields) -> LossFn:
+        """Return the loss as a function of the fields, or a stand-in for one."""
         given = next(
             (
                 part
@@ -157,18 +153,14 @@ class Parts:
             None,
         )
         if given is not None:
-            return of_fields(self.model, given)
-        outputs = weighted_outputs(self.model)
-        return (
-            outputs
-            if fields == 1 or _takes(self.model, fields)
-            else lambda *values: outputs(*values[:-1])
-        )
+            return loss_of_fields(self.model, given, fields)
+        outputs = outputs_of_fields(self.model, fields)
+        return lambda *values: weighted_sum(outputs(*values))
 
 
 def _probed(parts: Parts, fields: Fields) -> Probed:
     """Probe the model on synthetic records."""
-    model, batch, loss = parts.model, made_up(fields), parts.loss(len(fields))
+    model, batch, loss = parts.model, made_up(fields), parts.loss(fields)
     try:
         if parts.optimizers:
             trainable(model, parts.optimizers)
@@ -180,35 +172,3 @@ def _probed(parts: Parts, fields: Fields) -> Probed:
     return Probed(
         True, ENGINES[found.engine].isolation, found, compared, tuple(dict(model.named_buffers()))
     )
-
-
-def _takes(model: nn.Module, count: int) -> bool:
-    """Whether a model can be called with this number of values."""
-    try:
-        inspect.signature(model.forward).bind(*range(count))
-    except TypeError:
-        return False
-    return True
-
-
-def made_up(fields: Fields) -> tuple[Any, ...]:
-    """Return a small collated batch of synthetic records of these types and shapes."""
-    shaped = Chunk(
-        tuple(torch.zeros(1, *shape, dtype=getattr(torch, kind)) for kind, shape in fields), 1
-    )
-    return synthetic(shaped, _RECORDS, seed=0, scale=1.0, declared=False).arguments
-
-
-def of_fields(model: nn.Module, loss: Any) -> Callable[..., Any]:
-    """Return a loss as a function of the fields.
-
-    A criterion of torch compares the model's output with the last field.
-    """
-    # the last fields are targets, input lengths and target lengths
-    if isinstance(loss, nn.CTCLoss):
-        return lambda *fields: loss(model(*fields[:-3]), *fields[-3:])
-    if isinstance(loss, nn.Module):
-        return lambda *fields: loss(model(*fields[:-1]), fields[-1])
-    if "reduction" in inspect.signature(loss).parameters:
-        return lambda *fields: loss(model(*fields[:-1]), fields[-1], reduction="none")
-    return loss  # type: ignore[no-any-return]

@@ -345,6 +345,15 @@ COMPONENTS = (
         _ties_weights,
         whole=True,
     ),
+    Component(
+        "model of transformers",
+        FINE,
+        "It keeps records apart. Its own loss is a mean over the batch, and its own padding masks "
+        "are dropped or made for all records together.",
+        "Take private_loss and collate_to of dpfy.integrations.huggingface: one loss for each "
+        "record, padded to a public length.",
+        _derives_from("PreTrainedModel"),
+    ),
     # Around the model
     Component(
         "compiled module",

@@ -183,11 +183,7 @@ def weighted_outputs(model: nn.Module) -> Callable[..., torch.Tensor]:
         outputs = model(**fields[0]) if _takes_names(model, fields) else model(*fields)
         if not isinstance(outputs, torch.Tensor):
             raise TypeError("the model returns more than a tensor: pass loss_fn=")
-        if outputs.ndim == 1:
-            return outputs
-        flat = outputs.flatten(1)
-        weights = torch.linspace(1, 2, flat.shape[1], device=flat.device)
-        return (flat * weights.to(flat.dtype)).sum(1)
+        return weighted_sum(outputs)
 
     return loss
 
@@ -201,6 +197,15 @@ def _takes_names(model: nn.Module, fields: tuple[Any, ...]) -> bool:
     except TypeError:
         return False
     return True
+
+
+def weighted_sum(outputs: torch.Tensor) -> torch.Tensor:
+    """Return one number for each record: a weighted sum of its outputs."""
+    if outputs.ndim == 1:
+        return outputs
+    flat = outputs.flatten(1)
+    weights = torch.linspace(1, 2, flat.shape[1], device=flat.device)
+    return (flat * weights.to(flat.dtype)).sum(1)
 
 
 class _Noting(Consumer):

@@ -6,12 +6,14 @@ Tests: tests/cli/test_commands.py.
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from dpfy.accounting import GroupGuarantee, Guarantee
 from dpfy.cli._options import Method
+from dpfy.errors import DpfyError
 
 _RELATIONS = {
     "add_or_remove_one": "adding or removing one {unit}",
@@ -103,6 +105,28 @@ def sentence(values: dict[str, Any]) -> str:
         f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy "
         f"for {relation}, by {how}{low}."
     )
+
+
+def note_delta(delta: float, plan: Mapping[str, Any] | None) -> None:
+    """Say on standard error if δ is not below one over the number of records that a plan declares.
+
+    Standard output stays what it is, so that programs can go on reading it.
+    """
+    from dpfy.reporting.verdict import delta_caution
+
+    if text := delta_caution(delta, plan):
+        typer.echo(f"Note: {text}", err=True)
+
+
+def planned(ledger: Path) -> dict[str, Any] | None:
+    """Return the plan in the header of a ledger; None if there is none, or if it is no ledger."""
+    from dpfy.ledger import Ledger
+
+    try:
+        header = Ledger.read(ledger).header
+    except DpfyError:
+        return None
+    return None if header is None else header.plan
 
 
 def round_up(value: float) -> float:

@@ -46,7 +46,14 @@ def account(
     dpfy account events.json --delta 1e-5 --method rdp --json
     """
     from dpfy.accounting import FilterGuarantee, account as account_source, odometer
-    from dpfy.cli._output import claims, group_claims, groups_of, print_json
+    from dpfy.cli._output import (
+        claims,
+        group_claims,
+        groups_of,
+        note_delta,
+        planned,
+        print_json,
+    )
 
     guarantee = account_source(ledger_file(path), str(method), relation)
     values: dict[str, Any] = claims(guarantee, delta) | {
@@ -67,6 +74,7 @@ def account(
         _describe(values)
         if reading is not None:
             typer.echo(f"{str(reading)[0].upper()}{str(reading)[1:]}.")
+    note_delta(delta, planned(ledger_file(path)))
 
 
 def _describe(values: dict[str, Any]) -> None:

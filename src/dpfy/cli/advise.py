@@ -3,12 +3,17 @@
 Tests: tests/cli/test_plan.py.
 """
 
+import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpfy.cli._options import JsonOption
+from dpfy.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from dpfy.planning.advisor import Question
 
 
 def _answer(help: str) -> typer.models.OptionInfo:
@@ -45,11 +50,28 @@ def advise(
     answers = {"sees": sees, "sampling": sampling, "one_each": one_each, "labels_only": labels_only}
     for question in QUESTIONS:
         if answers[question.name] is None:
-            typer.echo(question.text, err=as_json)
-            for answer, meaning in question.answers.items():
-                typer.echo(f"  {answer}: {meaning}", err=as_json)
-            answers[question.name] = typer.prompt(
-                "answer", default=next(iter(question.answers)), err=as_json
-            )
+            answers[question.name] = _ask(question, as_json)
     found = advice_for(**{name: value for name, value in answers.items() if value is not None})
     print_json(asdict(found)) if as_json else typer.echo(str(found))
+
+
+def _ask(question: "Question", err: bool) -> str:
+    """Ask until one of the answers is given; an empty line is the first of them."""
+    typer.echo(question.text, err=err)
+    for answer, meaning in question.answers.items():
+        typer.echo(f"  {answer}: {meaning}", err=err)
+    first, *_ = question.answers
+    while True:
+        typer.echo(f"answer [{first}]: ", nl=False, err=err)
+        line = sys.stdin.readline()
+        if not line:
+            typer.echo(err=err)
+            raise InvalidArgument(
+                "The input ended before all questions were answered. Answer the open one with "
+                f"--{question.name.replace('_', '-')} {first}, or all of them: dpfy plan advise "
+                "--sees model --sampling poisson --one-each yes --labels-only no."
+            )
+        given = line.strip() or first
+        if given in question.answers:
+            return given
+        typer.echo(f"Expected one of {', '.join(question.answers)}, got {given!r}.", err=err)

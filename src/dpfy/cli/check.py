@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dpfy.checks.check import Checked, Probed
+    from dpfy.checks.fields import Fields
     from dpfy.run.step_cost import Expected
 
 _PLACES = 3  # that are named before the rest is counted
-_FIELD = re.compile(r"(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
+_FIELD = re.compile(r"(?:(\w+)=)?(\w+)\[([\d,\s]*)\]\s*(?:,\s*|$)")
 _TYPES = (
     "bool",
     "uint8",
@@ -50,8 +51,8 @@ def check(
     example: Annotated[
         str | None,
         typer.Option(
-            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]'; "
-            "with them the model is probed.",
+            help="Type and shape of each field of one record, such as 'float32[3,32,32],int64[]' "
+            "or, by name, 'input_ids=int64[128],labels=int64[]'; with them the model is probed.",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +84,8 @@ def check(
 
     A loss is a function of the fields, as for run.backward; a loss of torch takes the model's
     output and the last field. Without a loss, a weighted sum of the outputs is used; a last field
-    that the model does not take, a label, is left out.
+    that the model does not take, a label, is left out. A model of transformers takes its fields by
+    name, or one field, or one and a label; its logits count as its output.
 
     With --data a few records are loaded, several times and in a fresh process: a data set that
     mixes records in __getitem__, draws from a generator of its own or keeps state is an error. This
@@ -96,6 +98,8 @@ def check(
     dpfy check mymodel:make --example 'float32[3,32,32],int64[]'
 
     dpfy check mymodel:make --data mydata:train_set
+
+    dpfy check mymodel:bert --example 'input_ids=int64[128],labels=int64[]'
 
     dpfy check mymodel:make --example 'int64[128]' --json
     """
@@ -133,22 +137,25 @@ def _check_data(data: str, collate: str | None) -> None:
     )
 
 
-def parse_fields(example: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Parse ``float32[3,32,32],int64[]``."""
+def parse_fields(example: str) -> "Fields":
+    """Parse ``float32[3,32,32],int64[]``, or ``input_ids=int64[128],labels=int64[]``."""
     fields = [
-        (match[1], tuple(int(size) for size in match[2].replace(",", " ").split()))
+        (match[1], (match[2], tuple(int(size) for size in match[3].replace(",", " ").split())))
         for match in _FIELD.finditer(example)
     ]
+    names = [name for name, _ in fields if name]
     if (
         not fields
         or _FIELD.sub("", example).strip()
-        or any(kind not in _TYPES for kind, _ in fields)
+        or any(kind not in _TYPES for _, (kind, _) in fields)
+        or len(set(names)) not in (0, len(fields))
     ):
         raise InvalidArgument(
             f"Expected --example {example!r} to be types with shapes, such as "
-            f"'float32[3,32,32],int64[]'; types are {', '.join(_TYPES)}."
+            "'float32[3,32,32],int64[]', or with a name for each of them, such as "
+            f"'input_ids=int64[128],labels=int64[]'; types are {', '.join(_TYPES)}."
         )
-    return fields
+    return dict(fields) if names else [field for _, field in fields]
 
 
 def _describe(found: "Checked", measured: "Expected | None", asked: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from dpfy import __version__
+from dpfy.cli._panels import group_options
 from dpfy.cli.account import account
 from dpfy.cli.audit import audit
 from dpfy.cli.calibrate import calibrate
@@ -28,6 +29,7 @@ _app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Train with differential privacy, and know exactly what was spent.",
 )
 _app.command()(epsilon)
@@ -69,9 +71,11 @@ def _options(
 
 
 def command() -> Any:
-    """Return the whole command line, with the default of every option in its help."""
+    """Return the whole command line, with options in groups and the default of each in its help."""
     found = typer.main.get_command(_app)
+    group_options(walk(found))
     for _, each in walk(found):
+        each.help = _flowing(each.help or "")
         for parameter in each.params:
             _name_default(parameter)
     return found
@@ -82,6 +86,12 @@ def walk(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
     yield path, group
     for name, each in getattr(group, "commands", {}).items():
         yield from walk(each, (*path, name))
+
+
+def _flowing(text: str) -> str:
+    """Let the lines of a paragraph flow; an example begins on a line of its own."""
+    kept = (part.replace("Examples:\n", "Examples:\0") for part in text.split("\n\n"))
+    return "\n\n".join(part.replace("\n", " ").replace("\0", "\n") for part in kept)
 
 
 def _name_default(parameter: Any) -> None:

@@ -50,7 +50,7 @@ def correlated(
     from rich.console import Console
     from rich.progress import Progress
 
-    from dpfy.cli._output import print_json
+    from dpfy.cli._output import note_delta, print_json
     from dpfy.planning.correlated import compare_correlated
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -68,6 +68,7 @@ def correlated(
             relation=relation,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    note_delta(delta, {"records": records})
     if as_json:
         print_json({"epsilon": epsilon, "delta": delta, "objective": objective, **found.to_json()})
     else:

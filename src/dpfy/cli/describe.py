@@ -73,7 +73,7 @@ def describe(
 
     dpfy describe people.parquet --schema people.toml --epsilon 0.5 --out runs/people
     """
-    from dpfy.cli._output import print_json
+    from dpfy.cli._output import note_delta, print_json
     from dpfy.estimators import describe as summarise
     from dpfy.tabular import Schema, read_table
 
@@ -103,3 +103,4 @@ def describe(
         typer.echo(str(summary))
     for file in () if out is None else summary.report(out):
         typer.echo(str(file), err=json)
+    note_delta(summary.delta, {"records": summary.records})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dpfy.cli._output import round_up
+from dpfy.cli._output import note_delta, planned, round_up
 from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def fit(
     note = "" if known else ". NOT PRIVATE: drawn with a test key."
     typer.echo(f"({round_up(claim):.4f}, {estimator.delta_:g})-differential privacy{note}")
     typer.echo(f"report: {out / 'report.html'}")
+    note_delta(estimator.delta_, planned(out / LEDGER))
 
 
 def _estimator(

@@ -263,9 +263,10 @@ def _range(name: str, text: str) -> list[float]:
 
 
 def _tell(found: "Sketch", clip: float, as_json: bool) -> None:
-    from dpfy.cli._output import print_json, round_up
+    from dpfy.cli._output import note_delta, print_json, round_up
     from dpfy.planning import diminishing_batch
 
+    note_delta(found.delta, {"records": found.records})
     mean = found.noise_in_mean(clip)
     turn = (
         None

@@ -70,6 +70,7 @@ def report(
 
     dpfy report runs/digits --verify
     """
+    from dpfy.cli._output import note_delta
     from dpfy.ledger import Ledger
     from dpfy.reporting import report as report_on
 
@@ -87,6 +88,7 @@ def report(
     else:
         for file in result.write(out):
             typer.echo(str(file))
+    note_delta(result.costs.delta, result.record.plan)
 
 
 def _verify(ledger: "Ledger", file: Path) -> None:

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from dpfy._renamed import warn_renamed
-from dpfy.cli._options import SettingsArgument, SettingsOption, settings_from
+from dpfy.cli._options import JsonOption, SettingsArgument, SettingsOption, settings_from
 from dpfy.cli._status import status_of
 from dpfy.errors import DpfyError, InvalidArgument
-from dpfy.trainer.config import OLD_NAMES, all_settings, template
+from dpfy.trainer.config import OLD_NAMES, all_settings, sections, template
 
 if TYPE_CHECKING:
     from dpfy.trainer.trainer import TrainingResult
@@ -42,13 +42,14 @@ def train(
     config_file: SettingsOption = None,
     resume: ResumeOption = None,
     resume_if_exists: ResumeIfExistsOption = False,
+    as_json: JsonOption = False,
     **flags: Any,
 ) -> None:
     """Train with differential privacy; without arguments, on the embedded digits at ε = 3.
 
     Flags override the settings in the file. The folder of the run holds the model, the ledger and
     the report. Ctrl-C and SIGTERM end the run after the step under way, save it, and exit with 130
-    and 143.
+    and 143. With --json the bar is on standard error.
 
     A record of your own data that cannot be used contributes nothing, without a word: look at them
     first with `dpfy inspect-data`.
@@ -62,15 +63,22 @@ def train(
 
     dpfy train --resume runs/digits-20260101-120000
 
+    dpfy train --epochs 8 --json
+
     dpfy train --config dpfy.toml --name nightly --resume-if-exists
 
     torchrun --nproc-per-node 2 -m dpfy train
     """
+    from dpfy.cli._output import note_delta, planned
+
+    shown = Console(stderr=as_json)  # with --json the answer has standard output to itself
     if os.environ.get("RANK", "0") == "0":
-        _conclude(_trained(config, config_file, resume, resume_if_exists, flags), Console())
+        result = _trained(config, config_file, resume, resume_if_exists, flags, shown)
+        _print_json(result) if as_json else _conclude(result, shown)
+        note_delta(result.delta, planned(result.folder / "ledger.dpl"))
         return
     try:  # what goes wrong goes wrong on rank 0 too, which says so
-        _trained(config, config_file, resume, resume_if_exists, flags)
+        _trained(config, config_file, resume, resume_if_exists, flags, shown)
     except DpfyError as error:
         sys.exit(status_of(error))
 
@@ -81,6 +89,7 @@ def _trained(
     resume: Path | None,
     resume_if_exists: bool,
     flags: dict[str, Any],
+    shown: Console,
 ) -> "TrainingResult":
     given = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (config or config_file or resume_if_exists or given):
@@ -98,7 +107,7 @@ def _trained(
     from dpfy.run.progress import ProgressBar  # these load torch, and the help does not need it
     from dpfy.trainer.trainer import Trainer, resume_training
 
-    bar = ProgressBar(Console())
+    bar = ProgressBar(shown)
     return (
         resume_training(resume, [bar], progress=False)
         if resume is not None
@@ -156,6 +165,31 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
     )
 
 
+def _print_json(result: "TrainingResult") -> None:
+    from dpfy.cli._output import print_json
+
+    last = result.evaluations[-1] if result.evaluations else None
+    print_json(
+        {
+            "epsilon": result.claim,
+            "epsilon_spent": result.spent.upper,
+            "delta": result.delta,
+            "groups": dict(result.groups),
+            "accuracy": last and last.accuracy,
+            "stopped_early": result.stopped_early,
+            "folder": str(result.folder),
+            **{
+                name: str(result.folder / file)
+                for name, file in (
+                    ("model", "model.safetensors"),
+                    ("ledger", "ledger.dpl"),
+                    ("report", "report.html"),
+                )
+            },
+        }
+    )
+
+
 def _program() -> str:
     """How to call this program again: by its path where the shell would not find its name."""
     called = sys.argv[0]
@@ -173,13 +207,17 @@ def _dashed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _flag(name: str, annotation: Any, help: str, hidden: bool = False) -> inspect.Parameter:
+def _flag(
+    name: str, annotation: Any, help: str, panel: str = "", hidden: bool = False
+) -> inspect.Parameter:
     """The command-line flag of one setting; None means that it was not given."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
     kind = str if str in kinds else kinds[0]
     flag = _dashed(name)
     declaration = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
-    option = typer.Option(declaration, help=help, show_default=False, hidden=hidden)
+    option = typer.Option(
+        declaration, help=help, show_default=False, hidden=hidden, rich_help_panel=panel or None
+    )
     described: Any = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described
@@ -189,7 +227,11 @@ def _flag(name: str, annotation: Any, help: str, hidden: bool = False) -> inspec
 def _add_flags() -> None:
     """Give :func:`train` one flag per setting, so that there is one schema for files and flags."""
     settings = {each.name: each for each in all_settings()}
-    flags = [_flag(each.flag, each.type, each.description) for each in settings.values()]
+    flags = [
+        _flag(each.flag, each.type, each.description, title)
+        for title, members in sections().items()
+        for each in members
+    ]
     flags += [
         _flag(old, settings[new].type, f"Old name of {_dashed(new)}.", hidden=True)
         for old, new in _RENAMED.items()

@@ -290,8 +290,9 @@ def _progress(console: "Console", counted: bool) -> "Iterator[Tell]":
 
 
 def _conclude(found: "TuningResult", as_json: bool, console: "Console") -> None:
-    from dpfy.cli._output import print_json, round_up
+    from dpfy.cli._output import note_delta, planned, print_json, round_up
 
+    note_delta(found.delta, planned(found.folder / "ledger.dpl"))
     if as_json:
         print_json(found.to_json())
         return

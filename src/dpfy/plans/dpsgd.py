@@ -25,6 +25,10 @@ from dpfy.plans.plan import Plan, steps_per_epoch_of
 from dpfy.types import Relation, Unit
 
 _OF_DECLARED_SIZE = ("fixed_size", "truncated_poisson", "shuffled", "cyclic", "balls_in_bins")
+_ELSEWHERE = (
+    "A plan of dpfy.dpis draws by 'importance', one of dpfy.dpftrl by 'cyclic_poisson', and one of "
+    "dpfy.idpsgd by the rates of groups."
+)
 
 
 def dpsgd(
@@ -169,7 +173,7 @@ def _policy(
     """Return the policy that a name and the declared numbers mean."""
     if isinstance(sampling, Policy):
         return sampling
-    _validate.choice("sampling", sampling, ("poisson", *_OF_DECLARED_SIZE, "full"))
+    _validate.choice("sampling", sampling, ("poisson", *_OF_DECLARED_SIZE, "full"), _ELSEWHERE)
     if (capacity is not None) != (sampling == "truncated_poisson"):
         raise InvalidArgument(
             "capacity= is the size at which sampling='truncated_poisson' cuts a sample; give both "

@@ -48,6 +48,33 @@ _OF_ROWS = {
     "declared": "Rows of a stream: in how many steps a record takes part, and how far apart, was "
     "declared.",
 }
+_LEVELS = (
+    ("b1", "B1: sees the raw data", "Not protected: only access control keeps them from view."),
+    ("b2", "B2: sees the training set", "Not protected: only access control keeps it from view."),
+    (
+        "b3",
+        "B3: sees gradients before noise",
+        "Not protected: they stay in the memory of the process that trains.",
+    ),
+    (
+        "b4",
+        "B4: sees every intermediate model",
+        "Protected: the guarantee is about all noisy sums together, and each model is computed "
+        "from these.",
+    ),
+    (
+        "b5",
+        "B5: sees the final model",
+        "Protected: it is one of the models of B4. Showing it alone is not credited with a "
+        "smaller ε.",
+    ),
+    (
+        "b6",
+        "B6: sees predictions",
+        "Protected, however many are asked for: they are computed from the model of B5.",
+    ),
+)
+"""The threat levels of the guide, each with what a ledger of noisy sums means for it."""
 _OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
     "holds",
@@ -352,6 +379,7 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
             f"gradients of single {whose} (B3), which only access control keeps from view.",
             "§3.1",
         ),
+        *(Item(key, title, text, "§3.1") for key, title, text in _LEVELS),
         Item(
             "table_1",
             "Row of Table 1",

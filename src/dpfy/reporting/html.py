@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dpfy.errors import MissingExtra
-from dpfy.reporting import layout, plots
+from dpfy.reporting import card, layout, plots
 from dpfy.reporting.page import STYLE
 from dpfy.reporting.table import Table
 
@@ -30,8 +30,8 @@ _MARKS = {
 
 def render(report: "Report") -> str:
     """Return the whole page."""
-    facts, private = report.facts, report.verdict.private
-    title = _escape(f"{'' if private else 'NOT PRIVATE: '}{facts.title}: {facts.name}")
+    private = report.verdict.private
+    title = _escape(f"{'' if private else 'NOT PRIVATE: '}{card.heading(report.facts)}")
     return "\n".join(
         (
             "<!DOCTYPE html>",
@@ -59,23 +59,23 @@ def render(report: "Report") -> str:
 
 
 def _summary(report: "Report") -> str:
-    facts, private = report.facts, report.verdict.private
+    private = report.verdict.private
     flag = "" if private else '<p class="void">NOT PRIVATE</p>'
-    number = f'<p class="number">{_escape(layout.headline(report))}</p>' if private else ""
-    cautions = "".join(
-        f'<p class="caution">{_escape(text)}</p>' for text in layout.cautions(report)
-    )
-    tiles = "".join(
-        f"<div><dt>{_escape(name)}</dt><dd>{_escape(value)}</dd></div>"
-        for name, value in layout.key_facts(report)
-    )
+    number = f'<p class="number">{_escape(card.headline(report))}</p>' if private else ""
+    cautions = "".join(f'<p class="caution">{_escape(text)}</p>' for text in card.cautions(report))
+    tiles = "".join(map(_tile, card.key_facts(report)))
     return (
-        f'<header class="{"good" if private else "bad"}">{flag}<h1>{_escape(facts.title)}</h1>'
-        f'<p class="name">{_escape(facts.name)}</p>{number}{cautions}'
+        f'<header class="{"good" if private else "bad"}">{flag}'
+        f"<h1>{_escape(card.heading(report.facts))}</h1>{number}{cautions}"
         f"<p>{_escape(report.plain_statement)}</p>"
         f'<p class="formal">{_escape(report.formal_statement)}</p><dl '
         f'class="tiles">{tiles}</dl></header>'
     )
+
+
+def _tile(fact: card.KeyFact) -> str:
+    meaning = f'<p class="meaning">{_escape(fact.meaning)}</p>' if fact.meaning else ""
+    return f"<div><dt>{_escape(fact.name)}</dt><dd>{_escape(fact.value)}{meaning}</dd></div>"
 
 
 def _figures(report: "Report") -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
 from dpfy.reporting.attacks import FALSE_ALARM
-from dpfy.reporting.basis import NOT_RECORDED, environment_rows, strict_line
+from dpfy.reporting.basis import NOT_RECORDED, environment_rows
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
-from dpfy.reporting.groups import group_table, listed
+from dpfy.reporting.groups import group_table
 from dpfy.reporting.numbers import (
     bracket_text,
     delta_text,
@@ -27,73 +27,6 @@ if TYPE_CHECKING:
     from dpfy.reporting.document import Report
 
 _CURVE_ROWS = 6
-
-
-def headline(report: "Report") -> str:
-    """Return the headline: the claim, or NOT PRIVATE."""
-    interval = report.costs.headline.interval
-    if not report.verdict.private or interval is None:
-        return "NOT PRIVATE"
-    costs = report.costs
-    epsilon = listed(costs.groups) if costs.groups else epsilon_text(interval.upper)
-    return f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
-
-
-def cautions(report: "Report") -> tuple[str, ...]:
-    """Return the warnings that come before any number."""
-    durable = (
-        ()
-        if report.record.durable
-        else (
-            "NOT DURABLE: the ledger was kept in memory only, so nobody can check this report "
-            "later.",
-        )
-    )
-    torn = (
-        ()
-        if not report.record.torn_bytes
-        else (
-            "The last line of the ledger is torn, as after a crash; it is counted as one more step "
-            "spent.",
-        )
-    )
-    return (*report.verdict.reasons, *durable, *torn)
-
-
-def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
-    """Return the few facts that give the number its meaning."""
-    record, tier = report.record, report.tier
-    planned = (
-        f"of {record.steps_registered or 'not registered'}"
-        if report.costs.filter is None
-        else f"under a {report.costs.filter.title}"
-    )
-    strict = strict_line(record)
-    return (
-        *((("strict", strict),) if strict else ()),
-        ("Unit of privacy", f"one {record.unit}"),
-        ("Neighbours", str(record.relation).replace("_", " ")),
-        *((("Groups", _group_line(report)),) if report.costs.groups else ()),
-        ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        (
-            "Protected from",
-            "anybody who sees models (B4–B6)" if report.verdict.private else "nobody",
-        ),
-        ("Steps", f"{record.steps_reserved} {planned}")
-        if record.search is None
-        else ("Tuning", record.search.summary),
-        ("Key", record.key_source),
-    )
-
-
-def _group_line(report: "Report") -> str:
-    count, interval = len(report.costs.groups), report.costs.headline.interval
-    weakest = (
-        f"; one number for all is the weakest, {epsilon_text(interval.upper)}"
-        if report.verdict.private and interval is not None
-        else ""
-    )
-    return f"{count}, each with an ε of its own{weakest}"
 
 
 def tables(report: "Report") -> tuple[Table, ...]:

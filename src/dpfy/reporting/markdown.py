@@ -6,7 +6,7 @@ Tests: tests/reporting/test_formats.py.
 import re
 from typing import TYPE_CHECKING
 
-from dpfy.reporting import layout
+from dpfy.reporting import card, layout
 from dpfy.reporting.table import Table
 
 if TYPE_CHECKING:
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 def render(report: "Report") -> str:
     """Return the whole report; the first line says NOT PRIVATE if it is not."""
-    facts = report.facts
     warning = "" if report.verdict.private else "NOT PRIVATE: "
     blocks = [
-        f"# {warning}{escape(facts.title)}: {escape(facts.name)}",
-        f"**{escape(layout.headline(report))}**",
-        *(f"> **{escape(caution)}**" for caution in layout.cautions(report)),
+        f"# {warning}{escape(card.heading(report.facts))}",
+        f"**{escape(card.headline(report))}**",
+        *(f"> **{escape(caution)}**" for caution in card.cautions(report)),
         escape(report.formal_statement),
         escape(report.plain_statement),
-        "\n".join(f"- {name}: {escape(value)}" for name, value in layout.key_facts(report)),
+        "\n".join(f"- {escape(each.name)}: {escape(each.line)}" for each in card.key_facts(report)),
         *(_table(table) for table in layout.tables(report) if table.rows),
         "The items follow Ponomareva et al. 2023, *How to DP-fy ML*.",
     ]

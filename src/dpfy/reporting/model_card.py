@@ -5,7 +5,7 @@ Tests: tests/reporting/test_attacks.py.
 
 from typing import TYPE_CHECKING
 
-from dpfy.reporting import layout
+from dpfy.reporting import card
 from dpfy.reporting.markdown import escape
 
 if TYPE_CHECKING:
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 def render(report: "Report") -> str:
     """Return a section for a model card: the claim, its meaning, and what it does not cover."""
     guarantee = [
-        f"**{escape(layout.headline(report))}**",
+        f"**{escape(card.headline(report))}**",
         escape(report.formal_statement),
         escape(report.plain_statement),
     ]
     listed = "\n".join(
-        f"- {name}: {escape(value)}"
+        f"- {escape(name)}: {escape(value)}"
         for name, value in (
-            *layout.key_facts(report),
+            *((each.name, each.line) for each in card.key_facts(report)),
             ("Data", report.facts.dataset),
             ("One record", report.facts.record),
             ("Hyper-parameters chosen", report.facts.hyperparameter_selection),

@@ -18,10 +18,9 @@ main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 3rem; }
 header { border: 1px solid var(--line); border-left: 6px solid var(--accent); border-radius: 8px;
   background: var(--card); padding: 1.25rem 1.5rem; }
 header.bad { border-color: var(--bad); }
-h1 { font-size: 1.35rem; margin: 0; }
+h1 { font-size: 1.35rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 2.25rem 0 .5rem; }
 p { margin: .5rem 0; max-width: 48rem; }
-.name { color: var(--soft); margin: 0; overflow-wrap: anywhere; }
 .number { font-size: 2.1rem; font-weight: 650; line-height: 1.2; margin: .9rem 0; color: var(--accent); }
 .void { font-size: 2.1rem; font-weight: 750; line-height: 1.2; margin: 0 0 .5rem; color: var(--bad); }
 .caution { background: var(--warn-paper); color: var(--warn); border-radius: 6px; padding: .5rem .75rem;
@@ -32,6 +31,7 @@ p { margin: .5rem 0; max-width: 48rem; }
   gap: .75rem 1rem; margin: 1.1rem 0 0; }
 dt { color: var(--soft); font-size: .8rem; }
 dd { margin: 0; font-weight: 600; overflow-wrap: anywhere; }
+.meaning { color: var(--soft); font-weight: 400; font-size: .8rem; line-height: 1.35; margin: .15rem 0 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem 1.5rem;
   margin-top: 1.5rem; }
 figure { margin: 0; }

@@ -4,11 +4,13 @@ Tests: tests/reporting/test_document.py.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.numbers import delta_text
 from dpfy.reporting.record import LedgerRecord
 from dpfy.types import Relation, Unit
 
@@ -78,6 +80,27 @@ _TIERS = (
         "further measures such as an empirical audit are called for.",
     ),
 )
+
+
+TIERS_MEAN = "Tiers grade the ε of whole users: 1 is up to 1, 2 up to 10, 3 above."
+
+
+def delta_caution(delta: float, plan: Mapping[str, Any] | None) -> str:
+    """Return a warning if δ is not below one over the declared number of units; else nothing.
+
+    >>> delta_caution(1e-5, {"records": 1000}), delta_caution(1e-5, None)
+    ('', '')
+    """
+    count = (plan or {}).get("records")
+    if not isinstance(count, int) or count < 1 or delta < 1 / count:
+        return ""
+    unit = "users" if (plan or {}).get("unit") == "user" else "records"
+    advice = f", such as {delta_text(float(count) ** -1.1)} ({count}^-1.1)" if count > 1 else ""
+    return (
+        f"δ = {delta_text(delta)} is not below 1/{count}, one over the number of {unit}: to "
+        "publish one of them, drawn at random, would be within such a δ. Choose a δ well below "
+        f"1/{count}{advice}."
+    )
 
 
 def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) -> Tier:

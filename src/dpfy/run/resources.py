@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpfy import _validate
-from dpfy.checks.check import Fields, made_up, of_fields
-from dpfy.checks.explain import as_chunk, explain, weighted_outputs
+from dpfy.checks.explain import as_chunk, explain, weighted_outputs, weighted_sum
+from dpfy.checks.fields import Fields, loss_of_fields, made_up, outputs_of_fields, shapes_of
 from dpfy.errors import InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.chunk import Chunk
@@ -174,14 +174,17 @@ def measure_made(made: Any, fields: Fields, batch_size: int) -> Resources:
             f"{type(model).__name__}."
         )
     loss = next((part for part in rest if callable(part)), None)
-    if loss is None and len(fields) > 1 and fields[-1] == ("int64", ()):
+    if loss is None and len(fields) > 1 and shapes_of(fields)[-1] == ("int64", ()):
         loss = F.cross_entropy
-    return estimate_resources(
-        model,
-        made_up(fields),
-        None if loss is None else of_fields(model, loss),
-        batch_size=batch_size,
-    )
+    if loss is not None:
+        loss_fn = loss_of_fields(model, loss, fields)
+    else:
+        outputs = outputs_of_fields(model, fields)
+
+        def loss_fn(*values: Any) -> Any:
+            return weighted_sum(outputs(*values))
+
+    return estimate_resources(model, made_up(fields), loss_fn, batch_size=batch_size)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy.checks.check import Fields, Parts, made_up
+from dpfy.checks.check import Parts
 from dpfy.checks.explain import as_chunk, weighted_outputs
+from dpfy.checks.fields import Fields, made_up
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example
@@ -58,7 +59,7 @@ class Expected:
 def measure(made: Any, fields: Fields, batch_size: int) -> Expected:
     """Measure a step of a model on synthetic records; ``made`` is as for ``dpfy check``."""
     parts = Parts.of(made)
-    return expected(parts.model, made_up(fields), parts.loss(len(fields)), batch_size=batch_size)
+    return expected(parts.model, made_up(fields), parts.loss(fields), batch_size=batch_size)
 
 
 def expected(

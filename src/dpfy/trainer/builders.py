@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
-from dpfy import data as reference_data
+from dpfy import _validate, data as reference_data
 from dpfy._objects import load_object, make_object
 from dpfy.checks.fix import fix
 from dpfy.errors import DataError, InvalidArgument
@@ -28,6 +28,7 @@ from dpfy.trainer.objectives import TASKS, PerRecord
 from dpfy.trainer.options import named_optimizer
 
 _EVALUATION_BATCH = 1000
+_OWN_DATA = "Your own data is named as module:loader, by a function that returns the records."
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def _load_units(
 def _load_records(config: TrainConfig, train: Any, test: Any) -> TrainingData:
     """Load the records, without users."""
     if train is None and ":" not in config.data:
+        _validate.choice("data", config.data, reference_data.NAMES, _OWN_DATA)
         source = reference_data.load(config.data, config.data_dir)
         records = config.records or source.records
         return TrainingData(
@@ -274,6 +276,22 @@ def on_device_of(model: nn.Module, *fields: Any) -> list[Any]:
     if device.type == "cpu":
         return [*fields]
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), [*fields])  # type: ignore[no-any-return]
+
+
+def move_to_device(model: nn.Module, device: str) -> None:
+    """Move a model to the device that a setting names.
+
+    Raises:
+        InvalidArgument: There is no such device here.
+    """
+    try:
+        model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch raises either
+        here = next(iter(str(error).splitlines()), "").rstrip(".")
+        raise InvalidArgument(
+            f"Expected device={device!r} to be a device of torch on this machine, such as 'cpu', "
+            f"'cuda' or 'cuda:0'. torch says: {here}."
+        ) from None
 
 
 def on_cpu(model: nn.Module) -> nn.Module:

@@ -36,6 +36,29 @@ SCHEDULES = ("constant", "cosine", "linear")
 GROUPS = ("flat", "layer", "tensor", "kind")
 TASKS = ("classification", "regression", "language_model")
 BATCHNORM = ("refuse", "group", "private", "public")
+SAMPLINGS = (
+    "poisson",
+    "full",
+    "fixed_size",
+    "truncated_poisson",
+    "shuffled",
+    "cyclic",
+    "balls_in_bins",
+    "cyclic_poisson",
+    "importance",
+)
+SECTIONS = {
+    "data": "Data and model",
+    "epsilon": "Budget",
+    "epochs": "Clipping, noise and sampling",
+    "private_metrics": "Released beside the gradients",
+    "optimizer": "Optimizer",
+    "evaluate_every": "Evaluation and checkpoints",
+    "engine": "Speed and memory",
+    "seed": "Folder and files",
+    "importance.ratio": "Importance sampling",
+}
+"""The first setting of each section of a file, and the title of the section."""
 _CHOSEN = "chosen for the data set"
 _NOT_BY_NORM = {
     "clipping": "contributions have one norm, which follows ratio and ratio_schedule",
@@ -465,6 +488,10 @@ class TrainConfig:
         for item in fields(self):
             check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
+        if isinstance(self.delta, str) and self.delta != "auto":
+            raise InvalidArgument(
+                f"Expected delta={self.delta!r} to be a number in (0, 1), or 'auto'."
+            )
         if self.delta is not None and self.delta != "auto":
             _validate.delta(self.delta)
         for name in ("epochs", "batch_size", "clip", "learning_rate"):
@@ -505,6 +532,7 @@ class TrainConfig:
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("task", self.task, TASKS)
         _validate.choice("metric_goal", self.metric_goal, ("max", "min"))
+        _validate.choice("sampling", self.sampling, SAMPLINGS)
         _validate.choice("batchnorm", self.batchnorm, BATCHNORM)
         if self.rows_per_user is not None:
             _validate.count("rows_per_user", self.rows_per_user)
@@ -650,6 +678,16 @@ def all_settings() -> Iterator[Setting]:
         yield setting_of(item, "importance.")
 
 
+def sections() -> dict[str, tuple[Setting, ...]]:
+    """Return the settings by the title of their section, in the order of a file."""
+    found: dict[str, tuple[Setting, ...]] = {}
+    title = ""
+    for setting in all_settings():
+        title = SECTIONS.get(setting.name, title)
+        found[title] = (*found.get(title, ()), setting)
+    return found
+
+
 def template() -> str:
     """Return a commented TOML file with every setting at its default or with an example.
 
@@ -661,13 +699,13 @@ def template() -> str:
         "# none; remove the leading # to change it.",
         "",
     ]
-    table = ""
-    for setting in all_settings():
-        if (parent := setting.name.rpartition(".")[0]) != table:
-            table = parent
-            lines += [f'# Settings of sampling = "{table}".', f"[{table}]", ""]
-        lines += [*textwrap.wrap(setting.help, 98, initial_indent="# ", subsequent_indent="# ")]
-        lines += [f"#{setting.to_toml()}", ""]
+    for title, settings in sections().items():
+        lines += [f"# {title}", f"# {'-' * len(title)}", ""]
+        if table := settings[0].name.rpartition(".")[0]:
+            lines += [f"[{table}]", ""]
+        for setting in settings:
+            lines += textwrap.wrap(setting.help, 98, initial_indent="# ", subsequent_indent="# ")
+            lines += [f"#{setting.to_toml()}", ""]
     return "\n".join(lines)
 
 

@@ -48,6 +48,7 @@ from dpfy.trainer.builders import (
     make_optimizer,
     make_scheduler,
     mean_on,
+    move_to_device,
     on_cpu,
     on_device_of,
     rate_factor,
@@ -167,7 +168,7 @@ class Trainer:
             self.data,
         )
         if self.config.device is not None:
-            self.model.to(self.config.device)
+            move_to_device(self.model, self.config.device)
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)

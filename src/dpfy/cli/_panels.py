@@ -1,0 +1,60 @@
+"""The titles under which the help of commands with many options groups them.
+
+Tests: tests/cli/test_commands.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+_SETTINGS = ("config_file", "data", "data_dir", "epochs", "batch_size")
+_PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
+    ("train",): {
+        "Files and output": ("config_file", "resume", "resume_if_exists", "as_json"),
+    },
+    ("tune",): {
+        "What is searched": ("search", *_SETTINGS),
+        "Budget and accounting": ("epsilon", "delta", "trials", "accounting", "law"),
+        "Trials": ("score", "proposals", "storage"),
+        "Interrupted and shared searches": ("resume", "share", "work", "finish"),
+        "Files and output": ("name", "out", "as_json"),
+    },
+    ("audit",): {
+        "What is audited": (*_SETTINGS, "epsilon", "public"),
+        "Attack": ("canaries", "kind", "attack", "guesses", "confidence"),
+        "Self-test": ("self_test", "quick"),
+        "Files and output": ("out", "as_json"),
+    },
+    ("plan",): {
+        "Quantities: leave one open": (
+            "epsilon",
+            "delta",
+            "noise_multiplier",
+            "rate",
+            "batch_size",
+            "steps",
+            "epochs",
+            "records",
+        ),
+        "Curves": ("rates", "batch_sizes", "clip", "plot"),
+        "Accounting and output": ("method", "relation", "as_json"),
+    },
+    ("plan", "strategy"): {
+        "Public trials": ("public", "model", "data_dir", "small_batch", "steps", "learning_rate"),
+        "Private run": ("records", "epsilon", "delta", "batch_size", "epochs"),
+        "Search": ("noise_multiplier", "utility"),
+    },
+    ("plan", "correlated"): {
+        "Private run": ("records", "batch_size", "epochs", "epsilon", "delta", "relation"),
+        "Optimizer": ("momentum", "decay"),
+        "Comparison and output": ("objective", "buffers", "as_json"),
+    },
+}
+
+
+def group_options(commands: Iterator[tuple[tuple[str, ...], Any]]) -> None:
+    """Put the options of commands under their titles; what has one already keeps it."""
+    for path, command in commands:
+        titles = {name: title for title, names in _PANELS.get(path, {}).items() for name in names}
+        for parameter in command.params:
+            if parameter.name in titles:
+                parameter.rich_help_panel = titles[parameter.name]
