@@ -10,7 +10,9 @@ __getattr__, __all__ = exports(
     {
         "linear": ("LinearPredictor", "train_linear"),
         "parts": ("Partition",),
+        "pate": ("Pate", "pate"),
         "predictors": ("FittedAttributes", "ModulePredictor", "ModuleState", "Predictor"),
+        "student": ("semi_supervised", "spread_labels"),
         "teachers": ("Teachers",),
         "votes": ("count_votes",),
     },

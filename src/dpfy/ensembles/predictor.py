@@ -155,9 +155,7 @@ class PrivatePredictor:
         source = next((each for each in keys if each != "operating system"), keys[0])
         self._header = self.plan.header(source)
         self._path = None if ledger is None else Path(ledger)
-        self._in_memory = (
-            _Turn.open(None, self._guard(), self._header) if ledger is None else None
-        )
+        self._in_memory = _Turn.open(None, self._guard(), self._header) if ledger is None else None
         self._table = AnswerTable(None if ledger is None else answers_beside(ledger))
         self._mutex = threading.Lock()
         with self._turn() as turn:

@@ -187,6 +187,7 @@ def affordable(guard: Guard, event: Event, most: int) -> int:
     Returns:
         The largest number that it admits.
     """
+
     def fits(times: int) -> bool:
         try:
             guard.admit(event, times)
