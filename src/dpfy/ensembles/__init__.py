@@ -10,6 +10,8 @@ __getattr__, __all__ = exports(
     {
         "linear": ("LinearPredictor", "train_linear"),
         "parts": ("Partition",),
+        "prediction_folder": ("open_predictor",),
+        "predictor": ("PrivatePredictor",),
         "predictors": ("FittedAttributes", "ModulePredictor", "ModuleState", "Predictor"),
         "teachers": ("Teachers",),
         "votes": ("count_votes",),

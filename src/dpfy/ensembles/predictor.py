@@ -155,9 +155,7 @@ class PrivatePredictor:
         source = next((each for each in keys if each != "operating system"), keys[0])
         self._header = self.plan.header(source)
         self._path = None if ledger is None else Path(ledger)
-        self._in_memory = (
-            _Turn.open(None, self._guard(), self._header) if ledger is None else None
-        )
+        self._in_memory = _Turn.open(None, self._guard(), self._header) if ledger is None else None
         self._table = AnswerTable(None if ledger is None else answers_beside(ledger))
         self._mutex = threading.Lock()
         with self._turn() as turn:
@@ -238,6 +236,22 @@ class PrivatePredictor:
             with self._turn() as turn:
                 self._answer({each: new[each] for each in waiting[start : start + _BLOCK]}, turn)
         return [self._table.get(question) for question in questions]
+
+    def count_new(self, inputs: Any) -> int:
+        """Return how many different inputs would have to be paid for; nothing is spent.
+
+        Args:
+            inputs: The inputs, one in each row.
+
+        Returns:
+            The number of those that were not answered before.
+
+        Raises:
+            InvalidArgument: As of :meth:`predict_each`.
+        """
+        questions = {_hash_of(row) for row in canonical_inputs(inputs, self.plan.shape)}
+        with self._turn():
+            return sum(self._table.get(question) is None for question in questions)
 
     @property
     def left(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.accounting import GaussianFilter, calibrate_noise
 from dpfy.errors import BudgetExhausted, InvalidArgument
-from dpfy.ledger.events import Event, Poisson, Sampled, SumQuery
+from dpfy.ledger.events import Event, Poisson, RecordedQuery, Sampled, SumQuery
 from dpfy.ledger.guard import Guard
 from dpfy.ledger.journal import Header
 from dpfy.types import Budget, Relation, Unit
@@ -160,7 +160,8 @@ class PredictionPlan:
             )
         rest = {name: each for name, each in value.items() if name not in ("kind", "budget")}
         tuples = {name: tuple(rest[name]) for name in ("bounds", "shape") if name in rest}
-        return cls(**value["budget"], **{**rest, **tuples})
+        settings: dict[str, Any] = {**value["budget"], **rest, **tuples}
+        return cls(**settings)
 
     def _check_threshold(self) -> None:
         if (self.threshold is None) != (self.check_noise is None):
@@ -187,6 +188,7 @@ def affordable(guard: Guard, event: Event, most: int) -> int:
     Returns:
         The largest number that it admits.
     """
+
     def fits(times: int) -> bool:
         try:
             guard.admit(event, times)
@@ -204,7 +206,7 @@ def affordable(guard: Guard, event: Event, most: int) -> int:
     return low
 
 
-def _chosen_by_outputs(*queries: SumQuery) -> Sampled:
+def _chosen_by_outputs(*queries: RecordedQuery) -> Sampled:
     """Return an event on all records that follows earlier outputs, as questions may."""
     return Sampled(Poisson(1.0), queries, adaptive=True)
 
@@ -215,13 +217,11 @@ def _filter(epsilon: float, delta: float) -> GaussianFilter:
     return GaussianFilter(mu=1 / noise / (1 + 1e-8))  # the filter admits a billionth more
 
 
-def _checked_bounds(given: object) -> tuple[float, float]:
-    try:
-        low, high = given  # type: ignore[misc]
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"Expected bounds={given!r} to be two numbers.") from None
-    low = _validate.real("low", low, -_LARGEST, _LARGEST)
-    return low, _validate.real("high", high, low, _LARGEST, open_low=True)
+def _checked_bounds(given: Any) -> tuple[float, float]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InvalidArgument(f"Expected bounds={given!r} to be two numbers, low and high.")
+    low = _validate.real("low", given[0], -_LARGEST, _LARGEST)
+    return low, _validate.real("high", given[1], low, _LARGEST, open_low=True)
 
 
 def _plain(value: object) -> Any:
