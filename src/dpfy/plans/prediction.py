@@ -159,9 +159,9 @@ class PredictionPlan:
                 "Expected the plan of private predictions; the ledger was begun for something else."
             )
         rest = {name: each for name, each in value.items() if name not in ("kind", "budget")}
-        tuples = {name: tuple(rest[name]) for name in ("bounds", "shape") if name in rest}
-        settings: dict[str, Any] = {**value["budget"], **rest, **tuples}
-        return cls(**settings)
+        for name in {"bounds", "shape"} & set(rest):
+            rest[name] = tuple(rest[name])
+        return cls(**value["budget"], **rest)
 
     def _check_threshold(self) -> None:
         if (self.threshold is None) != (self.check_noise is None):
