@@ -60,7 +60,7 @@ def declared(*, bounds: str | None, shape: Any, **given: Any) -> dict[str, Any] 
             raise InvalidArgument(
                 f"A new ledger needs --{name} too; for one that exists, leave all of these out."
             )
-    return {**given, "bounds": None if bounds is None else _numbers(bounds), "shape": shape}
+    return {**given, "bounds": None if bounds is None else numbers(bounds), "shape": shape}
 
 
 def spoken_budget(predictor: "PrivatePredictor") -> str:
@@ -72,7 +72,8 @@ def spoken_budget(predictor: "PrivatePredictor") -> str:
     )
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def numbers(text: str) -> tuple[float, ...]:
+    """Return the numbers of ``low:high``."""
     try:
         return tuple(float(each) for each in text.split(":"))
     except ValueError:

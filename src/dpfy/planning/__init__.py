@@ -12,6 +12,7 @@ from dpfy.planning.contours import (
 from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
+from dpfy.planning.prediction_costs import Predictions, predictions, right_with_lead
 from dpfy.planning.solve import Sketch, solve
 from dpfy.planning.strategies import (
     Trial,
@@ -31,6 +32,7 @@ __all__ = [
     "FirstRun",
     "NoiseChoice",
     "NoiseComparison",
+    "Predictions",
     "ScalingLaw",
     "Sketch",
     "Trial",
@@ -46,7 +48,9 @@ __all__ = [
     "interactive",
     "noise_over_batch",
     "noise_over_rate",
+    "predictions",
     "private_clip_plan",
+    "right_with_lead",
     "small_then_large",
     "smallest_batch",
     "solve",
