@@ -12,6 +12,7 @@ from dpfy.ensembles.parts import Partition
 from dpfy.ensembles.predictors import Format
 from dpfy.errors import CheckpointError
 from dpfy.run.state_file import read_state, write_state
+from dpfy.types import Unit
 
 _FILE = "teachers.json"
 
@@ -23,13 +24,19 @@ class Folder:
         self._folder, self.format = Path(folder), format
 
     def begin(
-        self, partition: Partition, seeds: tuple[int, ...], key: bytes, key_source: str
+        self,
+        partition: Partition,
+        seeds: tuple[int, ...],
+        key: bytes,
+        key_source: str,
+        unit: Unit,
     ) -> bytes:
         """Declare what the folder holds, or compare with what it declares; return its key."""
         declared = {
             "partition": partition.to_json(),
             "seeds": list(seeds),
             "key_source": key_source,
+            "unit": str(unit),
         }
         if (self._folder / _FILE).exists():
             facts = self.facts()

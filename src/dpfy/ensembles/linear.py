@@ -77,26 +77,43 @@ def train_linear(
     _validate.count("iterations", iterations)
 
     def train_one(subset: Any, seed: int) -> LinearPredictor:
-        labels = torch.as_tensor(np.asarray(subset[1])).long()
-        known = (labels >= 0) & (labels < classes)
-        x, y = _floats(subset[0])[known], labels[known]
-        weights = torch.zeros(x.shape[1], classes, requires_grad=True)
-        bias = torch.zeros(classes, requires_grad=True)
-        optimizer = torch.optim.LBFGS(
-            [weights, bias], max_iter=iterations, line_search_fn="strong_wolfe"
-        )
-
-        def loss() -> torch.Tensor:
-            optimizer.zero_grad()
-            value = F.cross_entropy(torch.addmm(bias, x, weights), y)
-            value = value + decay / 2 * weights.square().sum()
-            value.backward()
-            return value
-
-        optimizer.step(loss)
-        return LinearPredictor(weights.detach(), bias.detach())
+        return fit_linear(subset[0], subset[1], classes, decay=decay, iterations=iterations)
 
     return train_one
+
+
+def fit_linear(
+    features: Any,
+    labels: Any,
+    classes: int,
+    *,
+    decay: float,
+    iterations: int,
+    weights: torch.Tensor | None = None,
+) -> LinearPredictor:
+    """Minimise the mean cross-entropy plus decay/2 times the squared norm, by L-BFGS from zero.
+
+    Labels that are no class are left out. The mean is weighted, if weights are given.
+    """
+    given = torch.as_tensor(np.asarray(labels)).long()
+    known = (given >= 0) & (given < classes)
+    x, y = _floats(features)[known], given[known]
+    each = torch.ones(len(y)) if weights is None else weights[known]
+    slopes = torch.zeros(x.shape[1], classes, requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [slopes, bias], max_iter=iterations, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        losses = F.cross_entropy(torch.addmm(bias, x, slopes), y, reduction="none")
+        value = (each * losses).sum() / each.sum() + decay / 2 * slopes.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return LinearPredictor(slopes.detach(), bias.detach())
 
 
 def _floats(x: Any) -> torch.Tensor:

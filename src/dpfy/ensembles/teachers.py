@@ -26,6 +26,7 @@ from dpfy.noise import SecureStream
 from dpfy.records.workers import RowIndices, Workers
 from dpfy.sandbox.output import suppress_output
 from dpfy.sandbox.rng_isolation import bookmark, fix_seed
+from dpfy.types import Unit
 
 TrainOne = Callable[[Any, int], Any]
 """Returns a predictor, given the records of one part and a public seed."""
@@ -43,6 +44,7 @@ class Teachers:
         partition: How records were divided.
         seeds: The public seed of each part.
         key_source: Where the key of the parts is from.
+        unit: What is in one part as a whole.
 
     >>> from sklearn.naive_bayes import GaussianNB
     >>> x = np.random.default_rng(0).normal(size=(400, 2))
@@ -60,6 +62,7 @@ class Teachers:
         partition: Partition | int | None = None,
         seeds: Sequence[int] | None = None,
         key_source: str = "operating system",
+        unit: Unit | str = Unit.RECORD,
     ) -> None:
         found = len(predictors) if partition is None else partition
         self.partition = found if isinstance(found, Partition) else Partition(found)
@@ -68,7 +71,7 @@ class Teachers:
                 f"Expected one predictor for each of {self.partition.teachers} parts, or None; got "
                 f"{len(predictors)}."
             )
-        self.key_source = key_source
+        self.key_source, self.unit = key_source, Unit(unit)
         self.seeds = _public_seeds(seeds or "public", self.parts)
         self._predictors = tuple(predictors)
 
@@ -142,13 +145,14 @@ class Teachers:
         if rehearsal is not None:
             _rehearse(train_one, rehearsal, numbers[0], kept, workers)
         stream = SecureStream(insecure_test_key, "sampling")
+        unit = Unit.RECORD if unit_of is None else Unit.USER
         key = stream.words(4).tobytes()
         if kept is not None:
-            key = kept.begin(partition, numbers, key, stream.key_source)
+            key = kept.begin(partition, numbers, key, stream.key_source, unit)
         divided = partition.draw(_records(data), key, unit_of=unit_of, group_of=group_of)
         train = _Training(train_one, data, divided, numbers, kept)
         predictors = train.all(workers, progress)
-        return cls(predictors, partition, numbers, stream.key_source)
+        return cls(predictors, partition, numbers, stream.key_source, unit)
 
     def answers(self, x: Any) -> npt.NDArray[np.float64]:
         """Return the answer of each teacher to each input: a sensitive array.
@@ -183,7 +187,7 @@ class Teachers:
             CheckpointError: If the folder holds other teachers, or cannot be written.
         """
         kept = Folder(folder, format or LinearFormat())
-        kept.begin(self.partition, self.seeds, b"", self.key_source)
+        kept.begin(self.partition, self.seeds, b"", self.key_source, self.unit)
         for part, predictor in enumerate(self._predictors):
             kept.write(part, None if predictor is None else kept.format.state(predictor))
 
@@ -212,7 +216,7 @@ class Teachers:
                 "Teachers.fit with this folder again."
             )
         predictors = [kept.read(part) for part in range(partition.teachers)]
-        return cls(predictors, partition, facts["seeds"], facts["key_source"])
+        return cls(predictors, partition, facts["seeds"], facts["key_source"], facts["unit"])
 
 
 class _Training:

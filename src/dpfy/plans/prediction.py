@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.accounting import GaussianFilter, calibrate_noise
+from dpfy.accounting import GaussianFilter
 from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.ledger.events import Event, Poisson, RecordedQuery, Sampled, SumQuery
 from dpfy.ledger.guard import Guard
@@ -213,8 +213,7 @@ def _chosen_by_outputs(*queries: RecordedQuery) -> Sampled:
 
 @lru_cache(maxsize=64)
 def _filter(epsilon: float, delta: float) -> GaussianFilter:
-    noise = calibrate_noise(epsilon=epsilon, delta=delta, rate=1.0, steps=1)
-    return GaussianFilter(mu=1 / noise / (1 + 1e-8))  # the filter admits a billionth more
+    return GaussianFilter.within(epsilon, delta)
 
 
 def _checked_bounds(given: Any) -> tuple[float, float]:
