@@ -11,6 +11,8 @@ __getattr__, __all__ = exports(
         "linear": ("LinearPredictor", "train_linear"),
         "parts": ("Partition",),
         "pate": ("Pate", "pate"),
+        "prediction_folder": ("open_predictor",),
+        "predictor": ("PrivatePredictor",),
         "predictors": ("FittedAttributes", "ModulePredictor", "ModuleState", "Predictor"),
         "student": ("semi_supervised", "spread_labels"),
         "teachers": ("Teachers",),

@@ -237,6 +237,22 @@ class PrivatePredictor:
                 self._answer({each: new[each] for each in waiting[start : start + _BLOCK]}, turn)
         return [self._table.get(question) for question in questions]
 
+    def count_new(self, inputs: Any) -> int:
+        """Return how many different inputs would have to be paid for; nothing is spent.
+
+        Args:
+            inputs: The inputs, one in each row.
+
+        Returns:
+            The number of those that were not answered before.
+
+        Raises:
+            InvalidArgument: As of :meth:`predict_each`.
+        """
+        questions = {_hash_of(row) for row in canonical_inputs(inputs, self.plan.shape)}
+        with self._turn():
+            return sum(self._table.get(question) is None for question in questions)
+
     @property
     def left(self) -> float:
         """The share of the budget that is left, by the ledger as it is now."""
@@ -248,9 +264,17 @@ class PrivatePredictor:
         return affordable(self._spent(), self.plan.price, self.plan.answers)
 
     @property
+    def ledger(self) -> Ledger:
+        """The ledger as it is now, for reading."""
+        if self._in_memory is not None:
+            return self._in_memory.ledger
+        assert self._path is not None
+        return Ledger.read(self._path)
+
+    @property
     def guarantee(self) -> Guarantee:
         """The guarantee of everything that the ledger's filter admits."""
-        return account(self._readable())
+        return account(self.ledger)
 
     def report(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
         """Write the privacy report.
@@ -270,7 +294,7 @@ class PrivatePredictor:
             model=f"an ensemble of {self.plan.parts} teachers",
             isolation=_ISOLATION.text,
         )
-        return report(self._readable(), self.plan.delta, facts).write(folder)
+        return report(self.ledger, self.plan.delta, facts).write(folder)
 
     @contextmanager
     def _turn(self) -> Iterator["_Turn"]:
@@ -352,15 +376,9 @@ class PrivatePredictor:
     def _spent(self) -> FilterGuard:
         """Return a guard that knows what the ledger has spent by now."""
         guard = self._guard()
-        for run in self._readable().uses:
+        for run in self.ledger.uses:
             guard.record(run.event, run.times)
         return guard
-
-    def _readable(self) -> Ledger:
-        if self._in_memory is not None:
-            return self._in_memory.ledger
-        assert self._path is not None
-        return Ledger.read(self._path)
 
 
 @dataclass(frozen=True)
@@ -379,7 +397,7 @@ class _Turn:
         try:
             if ledger.header is not None and ledger.header.plan != header.plan:
                 raise LedgerMismatch(
-                    f"{path} was begun with the plan {ledger.header.plan}, and the one given is "
+                    f"{path} was begun with another plan, {ledger.header.plan}; the one given is "
                     f"{header.plan}. Use the same, or begin a new ledger."
                 )
             ledger.register(guard, header)

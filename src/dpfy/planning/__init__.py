@@ -13,6 +13,7 @@ from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_corre
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
 from dpfy.planning.pate import LabelForecast, forecast_labels
+from dpfy.planning.prediction_costs import Predictions, predictions, right_with_lead
 from dpfy.planning.solve import Sketch, solve
 from dpfy.planning.strategies import (
     Trial,
@@ -33,6 +34,7 @@ __all__ = [
     "LabelForecast",
     "NoiseChoice",
     "NoiseComparison",
+    "Predictions",
     "ScalingLaw",
     "Sketch",
     "Trial",
@@ -49,7 +51,9 @@ __all__ = [
     "interactive",
     "noise_over_batch",
     "noise_over_rate",
+    "predictions",
     "private_clip_plan",
+    "right_with_lead",
     "small_then_large",
     "smallest_batch",
     "solve",

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.accounting import GaussianFilter, calibrate_noise
+from dpfy.accounting import GaussianFilter
 from dpfy.errors import BudgetExhausted, InvalidArgument
-from dpfy.ledger.events import Event, Poisson, Sampled, SumQuery
+from dpfy.ledger.events import Event, Poisson, RecordedQuery, Sampled, SumQuery
 from dpfy.ledger.guard import Guard
 from dpfy.ledger.journal import Header
 from dpfy.types import Budget, Relation, Unit
@@ -159,8 +159,9 @@ class PredictionPlan:
                 "Expected the plan of private predictions; the ledger was begun for something else."
             )
         rest = {name: each for name, each in value.items() if name not in ("kind", "budget")}
-        tuples = {name: tuple(rest[name]) for name in ("bounds", "shape") if name in rest}
-        return cls(**value["budget"], **{**rest, **tuples})
+        for name in {"bounds", "shape"} & set(rest):
+            rest[name] = tuple(rest[name])
+        return cls(**value["budget"], **rest)
 
     def _check_threshold(self) -> None:
         if (self.threshold is None) != (self.check_noise is None):
@@ -205,24 +206,21 @@ def affordable(guard: Guard, event: Event, most: int) -> int:
     return low
 
 
-def _chosen_by_outputs(*queries: SumQuery) -> Sampled:
+def _chosen_by_outputs(*queries: RecordedQuery) -> Sampled:
     """Return an event on all records that follows earlier outputs, as questions may."""
     return Sampled(Poisson(1.0), queries, adaptive=True)
 
 
 @lru_cache(maxsize=64)
 def _filter(epsilon: float, delta: float) -> GaussianFilter:
-    noise = calibrate_noise(epsilon=epsilon, delta=delta, rate=1.0, steps=1)
-    return GaussianFilter(mu=1 / noise / (1 + 1e-8))  # the filter admits a billionth more
+    return GaussianFilter.within(epsilon, delta)
 
 
-def _checked_bounds(given: object) -> tuple[float, float]:
-    try:
-        low, high = given  # type: ignore[misc]
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"Expected bounds={given!r} to be two numbers.") from None
-    low = _validate.real("low", low, -_LARGEST, _LARGEST)
-    return low, _validate.real("high", high, low, _LARGEST, open_low=True)
+def _checked_bounds(given: Any) -> tuple[float, float]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise InvalidArgument(f"Expected bounds={given!r} to be two numbers, low and high.")
+    low = _validate.real("low", given[0], -_LARGEST, _LARGEST)
+    return low, _validate.real("high", given[1], low, _LARGEST, open_low=True)
 
 
 def _plain(value: object) -> Any:

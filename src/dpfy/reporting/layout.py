@@ -25,6 +25,7 @@ from dpfy.reporting.table import Table
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
+    from dpfy.reporting.record import LedgerRecord
 
 _CURVE_ROWS = 6
 
@@ -36,7 +37,8 @@ def headline(report: "Report") -> str:
         return "NOT PRIVATE"
     costs = report.costs
     epsilon = listed(costs.groups) if costs.groups else epsilon_text(interval.upper)
-    return f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
+    claim = f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
+    return claim if report.record.mode is None else f"{report.record.mode.budget}. {claim}"
 
 
 def cautions(report: "Report") -> tuple[str, ...]:
@@ -77,13 +79,17 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
         (
             "Protected from",
-            "anybody who sees models (B4–B6)" if report.verdict.private else "nobody",
+            _protected_from(record) if report.verdict.private else "nobody",
         ),
         ("Steps", f"{record.steps_reserved} {planned}")
         if record.search is None
         else ("Tuning", record.search.summary),
         ("Key", record.key_source),
     )
+
+
+def _protected_from(record: "LedgerRecord") -> str:
+    return "anybody who sees models (B4–B6)" if record.mode is None else record.mode.protected_from
 
 
 def _group_line(report: "Report") -> str:
