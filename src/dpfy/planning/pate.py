@@ -76,7 +76,11 @@ def forecast_labels(**settings: Any) -> LabelForecast:
     (15, True)
     """
     defaults = {"parts": 250, "mechanism": "confident", "answer_noise": 40.0}
-    plan = PatePlan(**pate_settings(**{**defaults, **settings}))
+    return forecast_of(PatePlan(**pate_settings(**{**defaults, **settings})))
+
+
+def forecast_of(plan: PatePlan) -> LabelForecast:
+    """Say how many labels the limit of a plan buys, and how clear a majority has to be."""
     return LabelForecast(
         plan,
         tuple(plan.answers_at(share) for share in SHARES),
