@@ -119,6 +119,7 @@ def test_affordable_is_exact():
         ({"classes": None, "bounds": (0, 1), "threshold": 1, "check_noise": 9.0}, "about votes"),
         ({"classes": None, "bounds": (1, 1)}, "high=1"),
         ({"classes": None, "bounds": (0, math.inf)}, "high=inf"),
+        ({"classes": None, "bounds": (0, 5e-324)}, "high - low"),
         ({"classes": None, "bounds": 3}, "two numbers"),
         ({"shape": (0,)}, "shape=0"),
         ({"epsilon": -1}, "epsilon=-1"),

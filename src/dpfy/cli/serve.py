@@ -1,4 +1,7 @@
-"""``dpfy serve``: private predictions over HTTP."""
+"""``dpfy serve``: private predictions over HTTP.
+
+Tests: tests/cli/test_predict.py.
+"""
 
 from dataclasses import replace
 from pathlib import Path

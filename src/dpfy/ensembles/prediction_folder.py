@@ -1,4 +1,7 @@
-"""Open the predictor of a folder: its teachers, and the plan that its ledger was begun with."""
+"""Open the predictor of a folder: its teachers, and the plan that its ledger was begun with.
+
+Tests: tests/serving/test_server.py.
+"""
 
 import importlib
 import os

@@ -136,12 +136,16 @@ def right_with_lead(lead: float, noise: float, classes: int) -> float:
     Returns:
         E Φ(lead/noise + Z)^(classes − 1) for a standard Gaussian Z.
 
+    Raises:
+        InvalidArgument: If there are fewer than two classes, or the noise is not above zero.
+
     >>> round(right_with_lead(lead=0, noise=40, classes=10), 6)
     0.1
     """
     from scipy.special import ndtr
 
     _validate.count("classes", classes, minimum=2)
+    _validate.positive("noise", noise)
     z = np.linspace(-12.0, 12.0, 4801)
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     return float(np.sum(density * ndtr(lead / noise + z) ** (classes - 1)) * (z[1] - z[0]))

@@ -220,7 +220,9 @@ def _checked_bounds(given: Any) -> tuple[float, float]:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise InvalidArgument(f"Expected bounds={given!r} to be two numbers, low and high.")
     low = _validate.real("low", given[0], -_LARGEST, _LARGEST)
-    return low, _validate.real("high", given[1], low, _LARGEST, open_low=True)
+    high = _validate.real("high", given[1], low, _LARGEST, open_low=True)
+    _validate.real("high - low", high - low, 1 / _LARGEST, 2 * _LARGEST)
+    return low, high
 
 
 def _plain(value: object) -> Any:

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from dpfy import _validate
 from dpfy.ensembles.predictor import PrivatePredictor
 from dpfy.errors import DpfyError, InvalidArgument, LedgerLocked
 from dpfy.serving.limits import Limits, RateLimit
@@ -52,9 +53,12 @@ def make_app(
 
     Returns:
         The application, for any ASGI server.
+
+    Raises:
+        InvalidArgument: If ``workers`` is no whole number of at least 1.
     """
     limits = limits or Limits()
-    bucket = RateLimit(limits.rate / workers)
+    bucket = RateLimit(limits.rate / _validate.count("workers", workers))
 
     async def predict(request: Request) -> Response:
         inputs = await _inputs(request, limits)
