@@ -72,7 +72,8 @@ class Setting:
         )
 
 
-# Threshold and noise of MNIST are those of Papernot et al. 2018 (200/150/40), whatever votes there are; upsampling has 1.89 times as many teachers, for as many records each, and as much more noise.
+# Threshold and noise of MNIST are those of Papernot et al. 2018 (200/150/40), whatever votes there
+# are; upsampling has 1.89 times as many teachers, for as many records each, and as much more noise.
 _UNIFORM = Setting("mnist-strictest", "mnist", 1.0, threshold=200, check_noise=150)
 SETTINGS = (
     Setting("mnist", "mnist", 2.6, threshold=200, check_noise=150, seeds=(0, 1, 2)),

@@ -44,8 +44,8 @@ def pate(
     budgets: Annotated[
         str | None,
         typer.Option(
-            help="ε and share of each group of records, such as strict=1:0.4,open=3:0.6, instead "
-            "of --epsilon.",
+            help="Budget ε and share of each group of records, such as strict=1:0.4,open=3:0.6, "
+            "instead of --epsilon.",
             show_default=False,
         ),
     ] = None,

@@ -22,7 +22,25 @@ from dpfy.types import Relation, Unit
 
 
 class Pate(PatePlan):
-    """A plan of PATE that can ask teachers; :func:`dpfy.pate` makes one."""
+    """A plan of PATE that can ask teachers; :func:`dpfy.pate` makes one.
+
+    *Formal guarantee*: that of :class:`~dpfy.plans.pate.PatePlan`.
+
+    Args:
+        classes: The number of classes.
+        parts: The number of teachers.
+        answer_noise: The noise of each count, in votes.
+        mechanism: How teachers are asked.
+        check_noise: The noise of the comparison, in votes.
+        threshold: What the comparison has to reach, in votes.
+        confidence: How sure a student has to be for its own label.
+        answers: The number of labels, for ``"lnmax"``.
+        mu: The limit μ, for all other mechanisms, without groups.
+        groups: The groups of records, their weights and their limits.
+        budget: The ε and δ that the limit was made from, if it was.
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+    """
 
     @property
     def partition(self) -> Partition:
