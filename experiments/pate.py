@@ -21,6 +21,7 @@ from rich.progress import Progress
 import dpfy
 from dpfy import Ledger, Teachers, account
 from dpfy.accounting import GroupGuarantee
+from dpfy.data import load as load_source
 from dpfy.ensembles import Pate, semi_supervised, train_linear
 from experiments.features import computed, in_front
 
@@ -106,7 +107,7 @@ Records = tuple[np.ndarray, np.ndarray]
 
 def load(data: str, data_dir: Path | None) -> tuple[Records, Records]:
     """Return the features and labels of training and of test records."""
-    source = dpfy.data.load(data, data_dir)
+    source = load_source(data, data_dir)
     halves = []
     for name, half in (("train", source.train), ("test", source.test)):
         x, y = half.tensors  # type: ignore[attr-defined]

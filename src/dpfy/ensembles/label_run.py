@@ -18,6 +18,7 @@ from dpfy.ensembles.linear import LinearFormat, LinearPredictor, train_linear
 from dpfy.ensembles.pate import Pate
 from dpfy.ensembles.student import semi_supervised
 from dpfy.ensembles.teachers import Teachers
+from dpfy.errors import InvalidArgument
 from dpfy.models.scattering import scattering_features
 from dpfy.reporting import RunFacts, report
 from dpfy.run.state_file import write_state
@@ -80,9 +81,15 @@ def label_and_teach(
         What was found.
 
     Raises:
+        InvalidArgument: If the records are texts.
         CheckpointError: If the folder was begun for other parts.
         LedgerMismatch: If the folder was begun with another plan.
     """
+    if source.vocabulary is not None:
+        raise InvalidArgument(
+            f"Expected a data set of images or of a table, got the texts of {source.name!r}. Use "
+            "dpfy.pate in Python, with teachers that read texts."
+        )
     place = Path(folder)
     (x, y), (test_x, test_y) = (_features(half) for half in (source.train, source.test))
     teachers = Teachers.fit(
