@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.checks.explain import Explanation as Explanation, explain as explain
     from dpfy.checks.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.checks.mixing import check_data_set as check_data_set
+    from dpfy.ensembles.pate import pate as pate
+    from dpfy.ensembles.predictor import PrivatePredictor as PrivatePredictor
+    from dpfy.ensembles.student import semi_supervised as semi_supervised
+    from dpfy.ensembles.teachers import Teachers as Teachers
     from dpfy.errors import (
         BatchAlreadyReleased as BatchAlreadyReleased,
         BudgetExhausted as BudgetExhausted,
@@ -90,6 +94,10 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
 
 _HOMES = {
     "accounting": ("Guarantee", "account", "calibrate_noise"),
+    "ensembles.pate": ("pate",),
+    "ensembles.predictor": ("PrivatePredictor",),
+    "ensembles.student": ("semi_supervised",),
+    "ensembles.teachers": ("Teachers",),
     "errors": (
         "BatchAlreadyReleased",
         "BudgetExhausted",

@@ -280,7 +280,9 @@ def test_resources_of_a_model(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["advise"], ["strategy"], ["resources"], ["correlated"]], ids=" ".join
+    "command",
+    [[], ["advise"], ["strategy"], ["resources"], ["correlated"], ["predictions"]],
+    ids=" ".join,
 )
 def test_every_command_shows_how_it_is_called(run, command):
     code, out, err = run("plan", *command, "--help")

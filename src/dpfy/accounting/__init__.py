@@ -6,8 +6,9 @@ from dpfy.accounting.calibrate import (
     calibrate_rate,
     calibrate_steps,
 )
-from dpfy.accounting.filtered import FilterGuarantee, Reading, odometer
+from dpfy.accounting.filtered import FilterGuarantee, GroupFilterGuarantee, Reading, odometer
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.accounting.group_filters import GroupGaussianFilter
 from dpfy.accounting.grouped import GroupGuarantee
 from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.guards import EnvelopeGuard
@@ -29,6 +30,8 @@ __all__ = [
     "FilterGuarantee",
     "GaussianFilter",
     "Group",
+    "GroupFilterGuarantee",
+    "GroupGaussianFilter",
     "GroupGuarantee",
     "Guarantee",
     "IndividualFilter",

@@ -6,11 +6,13 @@ from outputs can be chosen so that every realised list is within a budget which 
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dpfy import _validate
 from dpfy.accounting.filters import DominatedBy, Filter, Profile, as_fixed
+from dpfy.accounting.group_filters import GroupGaussianFilter
+from dpfy.accounting.grouped import GroupGuarantee, events_of_group
 from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.sources import Source, read_source
 from dpfy.accounting.to_pairs import Canonical
@@ -75,6 +77,28 @@ class FilterGuarantee(Guarantee):
     @property
     def _profile(self) -> Profile:
         return self.filter.profile(self.method, self.relation, self.accuracy)
+
+
+@dataclass(frozen=True)
+class GroupFilterGuarantee(GroupGuarantee):
+    """The guarantees of a ledger whose filter has a limit for each group of records.
+
+    Args:
+        source: The events and their context.
+        canonical: The number of steps; it has no pairs and claims nothing.
+        method: The filter's tag.
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+        accuracy: How wide the bracket of ε may be, relative to ε.
+        groups: The guarantee of each group, by name.
+        filter: The filter.
+    """
+
+    filter: GroupGaussianFilter = field(kw_only=True)
+
+    @property
+    def envelope(self) -> None:
+        """None: nothing but the filter was registered."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +199,7 @@ def declared_filter(value: object) -> Filter:
 
 def filter_guarantee(
     source: Source, method: str, relation: Relation, unit: Unit, accuracy: float
-) -> FilterGuarantee:
+) -> Guarantee:
     """Return the guarantee of a ledger with a filter, after checking that the filter was enforced.
 
     A guard other than the filter's would have let runs pass that the filter stops; that this one
@@ -205,6 +229,15 @@ def filter_guarantee(
                 f"The ledger holds steps that its filter does not admit: {error}"
             ) from None
         guard.record(run.event, run.times)
+    if isinstance(rule, GroupGaussianFilter):
+        return _group_guarantees(rule, source, relation, unit, accuracy)
+    return _limit_of(rule, source, method, relation, unit, accuracy)
+
+
+def _limit_of(
+    rule: Filter, source: Source, method: str, relation: Relation, unit: Unit, accuracy: float
+) -> FilterGuarantee:
+    """Return what a filter promises that admitted the steps of a source."""
     steps = sum(run.times for run in source.events)
     method = method if isinstance(rule, DominatedBy) else rule.tag
     return FilterGuarantee(
@@ -215,4 +248,32 @@ def filter_guarantee(
         unit,
         accuracy,
         filter=rule,
+    )
+
+
+def _group_guarantees(
+    rule: GroupGaussianFilter, source: Source, relation: Relation, unit: Unit, accuracy: float
+) -> GroupFilterGuarantee:
+    """Return what the filter of each group promises to its records."""
+    groups = {
+        name: _limit_of(
+            each,
+            replace(
+                source,
+                events=events_of_group(source.events, name),
+                registered=None,
+                filter=each.to_json(),
+                guard=each.guard(relation).describe(),
+            ),
+            rule.tag,
+            relation,
+            unit,
+            accuracy,
+        )
+        for name, each in rule.groups.items()
+    }
+    # whoever composes its pairs, of which there are none, may claim nothing
+    together = Canonical((), sum(run.times for run in source.events), 0.0, non_private=True)
+    return GroupFilterGuarantee(
+        source, together, rule.tag, relation, unit, accuracy, groups=groups, filter=rule
     )

@@ -334,6 +334,28 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
         object.__setattr__(self, "mu", _validate.positive("mu", self.mu))
         _validate.real("numerical_delta", self.numerical_delta, 0, 1, open_high=True)
 
+    @classmethod
+    def within(cls, epsilon: float, delta: float) -> Self:
+        """Return the filter with the largest μ whose claim at ``delta`` is at most ``epsilon``.
+
+        Args:
+            epsilon: ε, above 0.
+            delta: δ, between 0 and 1, both excluded.
+
+        Returns:
+            The filter.
+
+        Raises:
+            InvalidArgument: ``epsilon`` or ``delta`` is out of range.
+
+        >>> round(GaussianFilter.within(epsilon=1.0, delta=1e-5).mu, 4)
+        0.268
+        """
+        from dpfy.accounting.calibrate import calibrate_noise  # it builds on guarantees
+
+        noise = calibrate_noise(epsilon=epsilon, delta=delta, rate=1.0, steps=1)
+        return cls(1 / noise / (1 + 1e-8))  # the guard admits a trillionth more
+
     @property
     def limits(self) -> tuple[float, ...]:
         """μ²."""

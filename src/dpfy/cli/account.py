@@ -45,7 +45,12 @@ def account(
 
     dpfy account events.json --delta 1e-5 --method rdp --json
     """
-    from dpfy.accounting import FilterGuarantee, account as account_source, odometer
+    from dpfy.accounting import (
+        FilterGuarantee,
+        GroupFilterGuarantee,
+        account as account_source,
+        odometer,
+    )
     from dpfy.cli._output import (
         claims,
         group_claims,
@@ -66,7 +71,8 @@ def account(
         "steps": registered.steps,
         **({"groups": group_claims(registered, delta)} if groups_of(registered) else {}),
     }
-    reading = odometer(ledger_file(path), delta) if isinstance(guarantee, FilterGuarantee) else None
+    filtered = isinstance(guarantee, FilterGuarantee | GroupFilterGuarantee)
+    reading = odometer(ledger_file(path), delta) if filtered else None
     values["odometer"] = reading and reading.to_json()
     if as_json:
         print_json(values)

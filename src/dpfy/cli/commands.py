@@ -18,9 +18,12 @@ from dpfy.cli.epsilon import epsilon
 from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.pate import pate
 from dpfy.cli.plan import plan_app
+from dpfy.cli.predict import predict
 from dpfy.cli.report import report
 from dpfy.cli.schema import schema_app
+from dpfy.cli.serve import serve
 from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 
@@ -44,6 +47,9 @@ _app.command()(report)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)
+_app.command()(pate)
+_app.command()(predict)
+_app.command()(serve)
 _app.command()(init)
 _app.add_typer(data_app, name="data")
 _app.add_typer(ledger_app, name="ledger")

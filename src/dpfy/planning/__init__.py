@@ -12,6 +12,8 @@ from dpfy.planning.contours import (
 from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
+from dpfy.planning.pate import LabelForecast, forecast_labels
+from dpfy.planning.prediction_costs import Predictions, predictions, right_with_lead
 from dpfy.planning.solve import Sketch, solve
 from dpfy.planning.strategies import (
     Trial,
@@ -29,8 +31,10 @@ __all__ = [
     "BatchCurve",
     "Contour",
     "FirstRun",
+    "LabelForecast",
     "NoiseChoice",
     "NoiseComparison",
+    "Predictions",
     "ScalingLaw",
     "Sketch",
     "Trial",
@@ -41,12 +45,15 @@ __all__ = [
     "default_delta",
     "diminishing_batch",
     "first_run",
+    "forecast_labels",
     "given_accuracy",
     "given_compute",
     "interactive",
     "noise_over_batch",
     "noise_over_rate",
+    "predictions",
     "private_clip_plan",
+    "right_with_lead",
     "small_then_large",
     "smallest_batch",
     "solve",

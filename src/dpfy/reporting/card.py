@@ -43,7 +43,8 @@ def headline(report: "Report") -> str:
         return "NOT PRIVATE"
     costs = report.costs
     epsilon = listed(costs.groups) if costs.groups else epsilon_text(interval.upper)
-    return f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
+    claim = f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
+    return claim if report.record.mode is None else f"{report.record.mode.budget}. {claim}"
 
 
 def cautions(report: "Report") -> tuple[str, ...]:
@@ -98,6 +99,8 @@ def _tier(report: "Report") -> KeyFact:
 def _protected(report: "Report") -> KeyFact:
     if not report.verdict.private:
         return KeyFact("Protected from", "nobody")
+    if report.record.mode is not None:
+        return KeyFact("Protected from", report.record.mode.protected_from)
     return KeyFact(
         "Protected from",
         "anybody who sees models (B4–B6)",

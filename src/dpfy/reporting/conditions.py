@@ -363,6 +363,11 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
             Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
             Item("table_1", "Row of Table 1", "None applies.", "Table 1"),
         )
+    if record.mode is not None:
+        return (
+            Item("threat_level", "Threat level", record.mode.threat_level, "§3.1"),
+            Item("table_1", "Row of Table 1", record.mode.table_1, "Table 1"),
+        )
     whose = "users" if record.unit is Unit.USER else "records"
     of_which = (
         ", for the trial that was chosen: nothing about the others may be seen"
@@ -468,6 +473,11 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Clip schedule": _clip_schedule(plan),
         "Contributions": _by_norm(plan),
         "Noise multiplier": plan.get("noise_multiplier"),
+        "Teachers": plan.get("parts"),
+        "Classes": plan.get("classes"),
+        "Noise of an answer": plan.get("noise", plan.get("answer_noise")),
+        "Votes needed": plan.get("threshold"),
+        "Noise of that comparison": plan.get("check_noise"),
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,

@@ -16,6 +16,7 @@ from dpfy.accounting import (
     DominatedBy,
     Filter,
     FilterGuarantee,
+    GroupFilterGuarantee,
     GroupGuarantee,
     Guarantee,
     Reading,
@@ -172,7 +173,7 @@ class Costs:
         _validate.delta(delta)
         guarantees, refusals = _guarantees(ledger)
         best = next(iter(guarantees.values()))
-        if isinstance(best, FilterGuarantee):
+        if isinstance(best, FilterGuarantee | GroupFilterGuarantee):
             return cls._filtered(
                 ledger,
                 best,
@@ -203,7 +204,11 @@ class Costs:
 
     @classmethod
     def _filtered(
-        cls, ledger: Ledger, guarantee: FilterGuarantee, claims: tuple[Claim, ...], delta: float
+        cls,
+        ledger: Ledger,
+        guarantee: FilterGuarantee | GroupFilterGuarantee,
+        claims: tuple[Claim, ...],
+        delta: float,
     ) -> Self:
         """Return the costs under a filter.
 
@@ -222,6 +227,7 @@ class Costs:
             attacks=_attacks(guarantee, claims[0]),
             filter=guarantee.filter,
             reading=odometer(ledger, delta),
+            groups=group_costs(guarantee, delta),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -303,7 +309,9 @@ def _filter_claim(guarantee: Guarantee, delta: float) -> Claim:
         return Claim(Scope.FILTER, guarantee.method, guarantee.steps, None, str(error))
 
 
-def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: float) -> Claim:
+def _filter_without_sampling(
+    guarantee: FilterGuarantee | GroupFilterGuarantee, claim: Claim, delta: float
+) -> Claim:
     rule = guarantee.filter
     if isinstance(rule, DominatedBy):
         return _without_sampling(rule.envelope, guarantee.relation, delta)
@@ -313,7 +321,7 @@ def _filter_without_sampling(guarantee: FilterGuarantee, claim: Claim, delta: fl
     return claim
 
 
-def _filter_guess(guarantee: FilterGuarantee, delta: float) -> float:
+def _filter_guess(guarantee: Guarantee, delta: float) -> float:
     """Return the better of two bounds on a guess.
 
     δ(0) of a Rényi limit is coarse, and (e^ε + δ)/(e^ε + 1) follows from the claim.

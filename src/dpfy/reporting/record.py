@@ -13,6 +13,7 @@ from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Event, NonPrivate, Repeated, Sampled
 from dpfy.ledger.streams import Row
+from dpfy.reporting.modes import Mode, mode_of
 from dpfy.reporting.search import Search, leaves
 from dpfy.types import Relation, Unit
 
@@ -145,6 +146,11 @@ class LedgerRecord:
     def search(self) -> Search | None:
         """The search for settings that is on record, if there is one."""
         return Search.of(self.registered, self.reserved, self.interruptions, self.plan)
+
+    @property
+    def mode(self) -> Mode | None:
+        """What leaves in place of a trained model, if something else does."""
+        return mode_of(self.plan, self.reserved)
 
     @property
     def policies(self) -> tuple[str, ...]:

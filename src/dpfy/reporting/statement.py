@@ -10,6 +10,7 @@ from typing import Any
 from dpfy.accounting import (
     DominatedBy,
     GaussianFilter,
+    GroupGaussianFilter,
     IndividualFilter,
     RenyiFilter,
     ZcdpFilter,
@@ -28,7 +29,14 @@ METHOD_NAMES = {
     "pld": "PLD",
     "rdp": "RDP",
     **{
-        rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
+        rule.tag: rule.title
+        for rule in (
+            RenyiFilter,
+            ZcdpFilter,
+            GaussianFilter,
+            GroupGaussianFilter,
+            IndividualFilter,
+        )
     },
 }
 _COMPOSITION = (
@@ -78,12 +86,15 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
     name, difference = _RELATIONS[record.relation]
-    output = (
-        "The training mechanism, whose output is the whole sequence of released noisy sums and "
-        "hence every model computed from them"
-        if record.search is None
-        else f"The search, whose output is {record.search.output}"
-    )
+    if record.search is not None:
+        output = f"The search, whose output is {record.search.output}"
+    elif record.mode is not None:
+        output = record.mode.mechanism
+    else:
+        output = (
+            "The training mechanism, whose output is the whole sequence of released noisy sums and "
+            "hence every model computed from them"
+        )
     neighbours = (
         f"for {name} neighbours: data sets are neighbours if {difference.format(unit=record.unit)}"
     )
@@ -171,29 +182,31 @@ def statement(
 
 
 def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
+    before = ", each recorded before the records were read"
     reads, others = (
-        (
-            f"the {record.steps_reserved} steps that this ledger reserved",
-            "choosing hyper-parameters or architecture",
-        )
-        if record.search is None
-        else (record.search.reads, "choosing what to search")
+        f"the {record.steps_reserved} steps that this ledger reserved{before}",
+        "choosing hyper-parameters or architecture",
     )
+    if record.search is not None:
+        reads, others = f"{record.search.reads}{before}", "choosing what to search"
+    elif record.mode is not None:
+        reads = record.mode.reads
     return (
-        f"Covered: all reads of the private records by {reads}, each recorded before the records "
-        "were read. Not covered: every other read of the same data, such as exploring it, "
-        f"{others} on it, or training with another ledger. How the hyper-parameters were chosen "
-        f"(declared): {facts.hyperparameter_selection}. Public data used (declared): "
-        f"{facts.public_data}."
+        f"Covered: all reads of the private records by {reads}. Not covered: every other read of "
+        f"the same data, such as exploring it, {others} on it, or training with another ledger. "
+        f"How the hyper-parameters were chosen (declared): {facts.hyperparameter_selection}. "
+        f"Public data used (declared): {facts.public_data}."
     )
 
 
 def _output(facts: RunFacts, record: LedgerRecord) -> str:
     output = "the noisy sums of all steps" if record.search is None else record.search.output
+    made = ": every iterate, optimizer state, average and the final model"
+    if record.search is None and record.mode is not None:
+        output, made = record.mode.output, ""
     return (
         f"{output[:1].upper()}{output[1:]}. What is computed from them and public data is "
-        "post-processing with the same guarantee: every iterate, optimizer state, average and the "
-        f"final model. Released (declared): {facts.released}."
+        f"post-processing with the same guarantee{made}. Released (declared): {facts.released}."
     )
 
 

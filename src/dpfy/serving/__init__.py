@@ -1,0 +1,18 @@
+"""Answer private predictions over HTTP, from several processes that share one ledger.
+
+It needs the extra ``service``.
+
+Tests: tests/serving/test_app.py.
+"""
+
+from dpfy._lazy import exports
+
+__getattr__, __all__ = exports(
+    __name__,
+    {
+        "app": ("make_app",),
+        "limits": ("Limits",),
+        "server": ("Service", "serve"),
+        "tokens": ("create_token",),
+    },
+)

@@ -1,0 +1,250 @@
+"""Teachers see their own part alone, fail in silence, and are kept without pickles."""
+
+import os
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+from torch import nn
+
+from dpfy import Teachers
+from dpfy.ensembles import FittedAttributes, LinearPredictor, ModuleState, train_linear
+from dpfy.errors import CheckpointError, InvalidArgument
+
+X = np.random.default_rng(0).normal(size=(120, 2))
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+class Constant:
+    """A predictor with one answer."""
+
+    def __init__(self, label):
+        self.label = label
+
+    def predict(self, x):
+        return np.full(len(x), self.label)
+
+
+def seen(data=None, **options) -> list[set[float]]:
+    """Return the records that each teacher was given."""
+    found = {}
+
+    def train_one(subset, seed):
+        found[seed] = set(subset[0][:, 0].tolist())
+        return Constant(0)
+
+    teachers = Teachers.fit(train_one, data or (X, Y), 8, insecure_test_key=5, **options)
+    return [found.get(part, set()) for part in range(teachers.parts)]
+
+
+def test_every_record_is_with_one_teacher():
+    divided = seen()
+    assert set.union(*divided) == set(X[:, 0].tolist())
+    assert sum(map(len, divided)) == len(X)
+
+
+def test_one_record_more_or_other_changes_one_teacher():
+    before, after = seen((X[:-1], Y[:-1])), seen()
+    assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+    replaced = X.copy()
+    replaced[60] = 9.0
+    other = seen((replaced, Y))
+    assert sum(a != b for a, b in zip(other, after, strict=True)) == 1
+
+
+def test_records_of_one_unit_stay_together():
+    units = np.arange(len(X)) // 10
+    for rows in seen(unit_of=units):
+        assert len(rows) % 10 == 0
+
+
+def raising(subset, seed):
+    raise RuntimeError(f"{len(subset[0])} records")
+
+
+def leaving(subset, seed):
+    raise SystemExit(3)
+
+
+def no_predictor(subset, seed):
+    return None
+
+
+@pytest.mark.parametrize("train_one", [raising, leaving, no_predictor])
+def test_a_part_without_a_teacher_is_silent(train_one, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        teachers = Teachers.fit(train_one, (X, Y), 4)
+    assert np.isnan(teachers.answers(X[:3])).all()
+    assert capsys.readouterr() == ("", "")
+
+
+def killed(subset, seed):
+    if seed == 2:
+        os._exit(1)
+    print("size", len(subset[0]))
+    return Constant(float(seed))
+
+
+def test_processes_give_what_one_process_does_and_may_die(capfd):
+    told = []
+    teachers = Teachers.fit(
+        killed, (X, Y), 5, workers=2, progress=lambda *done: told.append(done), insecure_test_key=1
+    )
+    assert teachers.answers(X[:1])[:, 0].tolist() == pytest.approx(
+        [0, 1, np.nan, 3, 4], nan_ok=True
+    )
+    assert told == [(done, 5) for done in range(6)]
+    assert capfd.readouterr() == ("", "")
+
+
+class Loud:
+    """A predictor that prints, warns, draws and tries to change what others are asked."""
+
+    def __init__(self, does):
+        self.does = does
+
+    def predict(self, x):
+        return self.does(x)
+
+
+def scribble(x):
+    x[:] = 7.0
+    return np.zeros(len(x))
+
+
+def chatty(x):
+    print("votes")
+    warnings.warn("votes", stacklevel=1)
+    return np.zeros(len(x))
+
+
+@pytest.mark.parametrize("inputs", [X[:3], torch.from_numpy(X[:3])], ids=["array", "tensor"])
+def test_no_teacher_changes_what_another_answers(inputs, capsys):
+    kept = inputs.tolist()
+    draw = Loud(
+        lambda x: np.full(len(x), random.random() + np.random.random() + torch.rand(()).item())
+    )
+    alone = Teachers([Constant(0), draw]).answers(inputs)
+    behind = Teachers([Loud(scribble), draw]).answers(inputs)
+    state = random.getstate()
+    spent = Teachers([draw, draw, Loud(chatty)]).answers(inputs)
+    assert alone[1].tolist() == behind[1].tolist() == spent[1].tolist()
+    assert random.getstate() == state and capsys.readouterr() == ("", "")
+    assert inputs.tolist() == kept
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: np.zeros(len(x) + 1),
+        lambda x: np.zeros((len(x), 2)),
+        lambda x: 0.0,
+        lambda x: ["cat"] * len(x),
+        lambda x: 1 / 0,
+        lambda x: np.full(len(x), np.inf),
+        lambda x: None,
+        lambda x: (_ for _ in ()).throw(SystemExit),
+    ],
+)
+def test_what_is_no_answer_is_nan(answer):
+    found = Teachers([Constant(1), Loud(answer), None]).answers(X[:3])
+    assert (found[0] == 1).all() and np.isnan(found[1:]).all()
+
+
+def module(subset=None, seed=0):
+    return nn.Linear(2, 2).double()
+
+
+@pytest.mark.parametrize(
+    ("train_one", "format"),
+    [
+        (lambda s, seed: LogisticRegression().fit(*s), FittedAttributes(LogisticRegression)),
+        (module, ModuleState(module)),
+        (train_linear(2), None),
+    ],
+    ids=["sklearn", "torch", "linear"],
+)
+def test_interrupted_training_goes_on_with_the_same_parts(train_one, format, tmp_path):
+    options = {"folder": tmp_path / "teachers", "format": format}
+    trained = []
+
+    def once(subset, seed):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(seed)
+        return train_one(subset, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        Teachers.fit(once, (X, Y), 5, **options)
+    with pytest.raises(CheckpointError, match="2 of 5 teachers"):
+        Teachers.load(tmp_path / "teachers", format)
+    again = Teachers.fit(train_one, (X, Y), 5, **options)
+    loaded = Teachers.load(tmp_path / "teachers", format)
+    assert loaded.answers(X).tolist() == again.answers(X).tolist()
+    assert not np.isnan(again.answers(X)).any()
+    assert (
+        Teachers.fit(raising, (X, Y), 5, **options).answers(X).tolist() == again.answers(X).tolist()
+    )
+    with pytest.raises(CheckpointError, match="other parts or seeds"):
+        Teachers.fit(train_one, (X, Y), 6, **options)
+    loaded.save(tmp_path / "copy", format)
+    copy = Teachers.load(tmp_path / "copy", format)
+    assert copy.answers(X).tolist() == again.answers(X).tolist()
+
+
+def test_a_failed_part_stays_failed_on_disk(tmp_path):
+    Teachers.fit(raising, (X, Y), 2, folder=tmp_path)
+    assert np.isnan(Teachers.load(tmp_path).answers(X[:1])).all()
+    with pytest.raises(CheckpointError, match="no teachers in"):
+        Teachers.load(tmp_path / "elsewhere")
+
+
+def test_a_rehearsal_on_public_records_shows_mistakes():
+    with pytest.raises(RuntimeError, match="2 records"):
+        Teachers.fit(raising, (X, Y), 2, rehearsal=(X[:2], Y[:2]))
+    with pytest.raises(InvalidArgument, match="predict"):
+        Teachers.fit(no_predictor, (X, Y), 2, rehearsal=(X[:2], Y[:2]))
+    trees = FittedAttributes(DecisionTreeClassifier)
+    with pytest.raises(InvalidArgument, match="tree_"):
+        trees.state(DecisionTreeClassifier().fit(X, Y))
+
+
+@pytest.mark.parametrize(
+    ("records", "kind"),
+    [
+        (torch.utils.data.TensorDataset(torch.from_numpy(X)), torch.utils.data.Subset),
+        (torch.from_numpy(X), torch.Tensor),
+        (list(X), list),
+    ],
+)
+def test_records_keep_their_form(records, kind):
+    kinds = set()
+
+    def train_one(subset, seed):
+        kinds.add(isinstance(subset, kind) and len(subset) > 0)
+        return Constant(0)
+
+    Teachers.fit(train_one, records, 3)
+    assert kinds == {True}
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InvalidArgument, match="one public seed"):
+        Teachers.fit(raising, (X, Y), 2, seeds=[1])
+    with pytest.raises(InvalidArgument, match="one length"):
+        Teachers.fit(raising, (X, Y[1:]), 2)
+    with pytest.raises(InvalidArgument, match="one predictor for each of 3"):
+        Teachers([None], 3)
+
+
+def test_linear_teachers_learn_and_leave_out_unknown_labels():
+    labels = Y.copy()
+    labels[::7] = 9
+    found = train_linear(2)((X, labels), 0)
+    assert isinstance(found, LinearPredictor)
+    assert (found.predict(X).numpy() == Y).mean() > 0.95
