@@ -140,3 +140,12 @@ def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
     without("pyarrow")
     with names("arrow"):
         dpfy.data.ArrowRecords(tmp_path / "train.arrow", ["x"])
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_service_needs_its_packages(without, package):
+    from dpfy.serving import Service, serve
+
+    without(package)
+    with names("service"):
+        serve(Service("ensemble"))

@@ -127,7 +127,7 @@ def test_answer_is_reserved_before_teachers_are_asked_and_kept_before_it_is_hand
     seen = []
 
     class Watching:
-        parts, key_source = 40, "operating system"
+        parts, key_source, unit = 40, "operating system", "record"
 
         def answers(self, x):
             seen.append((paid(file), len(stored(file)), len(x)))
@@ -142,7 +142,7 @@ def test_answer_is_reserved_before_teachers_are_asked_and_kept_before_it_is_hand
 @pytest.mark.parametrize("crash", [KeyboardInterrupt, MemoryError])
 def test_crash_between_reservation_and_answer_is_paid_for_and_answers_nothing(file, crash):
     class Failing:
-        parts, key_source, fails = 40, "operating system", True
+        parts, key_source, unit, fails = 40, "operating system", "record", True
 
         def answers(self, x):
             if self.fails:
@@ -401,6 +401,14 @@ def test_plan_of_other_teachers_is_refused():
     with pytest.raises(InvalidArgument, match="41 teachers"):
         PrivatePredictor.from_plan(PARTS, plan)
     assert PrivatePredictor.from_plan(PARTS, PredictionPlan(parts=40, **VOTES)).answers_left == 13
+
+
+def test_unit_is_that_of_the_teachers(file):
+    users = Teachers([Constant(1)] * 40, unit="user")
+    service = PrivatePredictor(users, ledger=file, **VOTES)
+    assert service.plan.unit == service.ledger.header.unit == "user"
+    with pytest.raises(InvalidArgument, match="the unit 'user', and"):
+        PrivatePredictor.from_plan(PARTS, service.plan)
 
 
 def test_teachers_that_share_records_are_refused():

@@ -10,7 +10,7 @@ from dpfy.reporting.modes import mode_of
 
 
 class Agreeing:
-    parts, key_source = 40, "operating system"
+    parts, key_source, unit = 40, "operating system", "record"
 
     def answers(self, x):
         return np.ones((40, len(x)))

@@ -17,7 +17,7 @@ BEARER = {"authorization": "Bearer right"}
 
 
 class Teachers:
-    parts, key_source = 40, "operating system"
+    parts, key_source, unit = 40, "operating system", "record"
 
     def answers(self, x):
         return np.ones((40, len(x)))

@@ -20,7 +20,7 @@ QUICK = Limits(rate=1e9)
 class Split:
     """Teachers that do not agree: an answer that is drawn twice differs most of the time."""
 
-    parts, key_source = 40, "operating system"
+    parts, key_source, unit = 40, "operating system", "record"
 
     def answers(self, x):
         return np.repeat(np.arange(40)[:, np.newaxis], len(x), axis=1) % 4

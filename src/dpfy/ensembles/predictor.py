@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -62,6 +62,10 @@ class Ensemble(Protocol):
     def key_source(self) -> str:
         """Where the key is from that divided the records."""
 
+    @property
+    def unit(self) -> Unit:
+        """What is in one part as a whole: the unit of privacy."""
+
     def answers(self, x: Any) -> npt.NDArray[np.float64]:
         """Return the answer of each teacher to each input, NaN where there is none."""
 
@@ -78,7 +82,7 @@ class PrivatePredictor:
     through all crashes: an answer that was not paid for is not given. Vote counts and single
     predictions never leave.
 
-    *Assumes* that a record is in one part, or, for the unit "user", that all of a user's records
+    *Assumes* that a record is in one part, or, for teachers of users, that all of a user's records
     are; and that inputs are public: they come from who asks, and a hash of each is kept. Nobody
     measures how long teachers take.
 
@@ -95,7 +99,6 @@ class PrivatePredictor:
         shape: The shape of one input; inputs of another shape are refused at no cost.
         ledger: The file of the ledger; the answers are kept beside it. None keeps both in memory.
         relation: The neighbouring relation.
-        unit: The unit of privacy; that of the teachers' parts.
         patience: How many seconds to wait while another process answers.
         insecure_test_key: A key that makes the noise reproducible, and nothing private.
 
@@ -130,7 +133,6 @@ class PrivatePredictor:
         shape: Sequence[int] | None = None,
         ledger: str | os.PathLike[str] | None = None,
         relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
-        unit: Unit | str = Unit.RECORD,
         patience: float = 60.0,
         insecure_test_key: int | bytes | None = None,
     ) -> None:
@@ -145,7 +147,7 @@ class PrivatePredictor:
             check_noise=check_noise,
             shape=None if shape is None else tuple(shape),
             relation=relation,  # type: ignore[arg-type]
-            unit=unit,  # type: ignore[arg-type]
+            unit=teachers.unit,
         )
         _check_parts(teachers)
         self._teachers = teachers
@@ -176,14 +178,15 @@ class PrivatePredictor:
             The predictor.
 
         Raises:
-            InvalidArgument: If the plan is for another number of teachers.
+            InvalidArgument: If the plan is for another number of teachers, or another unit.
         """
-        if plan.parts != teachers.parts:
+        if (plan.parts, plan.unit) != (teachers.parts, teachers.unit):
             raise InvalidArgument(
-                f"The plan is for {plan.parts} teachers, and there are {teachers.parts}."
+                f"The plan is for {plan.parts} teachers and the unit {str(plan.unit)!r}, and there "
+                f"are {teachers.parts} with the unit {str(teachers.unit)!r}."
             )
-        settings = {name: getattr(plan, name) for name in plan.__dataclass_fields__}
-        del settings["parts"]
+        known = {item.name for item in fields(plan)} - {"parts", "unit"}
+        settings = {name: getattr(plan, name) for name in known}
         return cls(teachers, ledger=ledger, **settings)
 
     def predict(self, x: Any) -> Answer:
