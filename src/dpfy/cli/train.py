@@ -175,7 +175,7 @@ def _print_json(result: "TrainingResult") -> None:
             "epsilon_spent": result.spent.upper,
             "delta": result.delta,
             "groups": dict(result.groups),
-            "accuracy": last and last.accuracy,
+            last.metric if last else "accuracy": last and last.value,
             "stopped_early": result.stopped_early,
             "folder": str(result.folder),
             **{
