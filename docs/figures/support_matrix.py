@@ -8,6 +8,7 @@ from dpfy.accounting import (
     DominatedBy,
     Filter,
     GaussianFilter,
+    GroupGaussianFilter,
     IndividualFilter,
     RenyiFilter,
     ZcdpFilter,
@@ -59,6 +60,7 @@ FILTERS: dict[type[Filter], str] = {
     ZcdpFilter: "ρ-zCDP",
     GaussianFilter: "μ-GDP, exactly",
     DominatedBy: "PLD or RDP of the committed list",
+    GroupGaussianFilter: "μ-GDP of each group, exactly",
     IndividualFilter: "that of each record's own filter",
 }
 """What is guaranteed."""
@@ -71,6 +73,7 @@ _COMPARED: dict[type[Filter], tuple[str, str, str]] = {
         "gaussian; another if it is the committed step itself",
         "where the method has a rule",
     ),
+    GroupGaussianFilter: ("individual", "gaussian", "all"),
     IndividualFilter: (
         "filtered_poisson; what is aside pays for others",
         "gaussian",

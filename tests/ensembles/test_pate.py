@@ -137,6 +137,26 @@ def test_nothing_is_read_before_it_is_paid_for_and_a_crash_repeats_no_label(tmp_
     assert teachers.seen == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    "options", [{"mechanism": "lnmax", "answers": 4}, {"groups": GROUPS, "delta": DELTA}]
+)
+def test_a_ledger_goes_on_where_it_was_closed(options, tmp_path):
+    plan = dpfy.pate(classes=2, parts=9, **options)
+    teachers, path = Teachers([Says(1)] * 9, plan.partition), tmp_path / "votes.dpl"
+    first = plan.ask(teachers, inputs(2), path)
+    spent = Ledger.read(path).count
+    both = plan.ask(teachers, inputs(3), path)
+    assert both[:2].tolist() == first.tolist() and Ledger.read(path).count > spent
+    assert account(path).claim(DELTA) <= plan.guarantee.claim(DELTA)
+
+
+def test_teachers_in_another_order_of_groups_are_refused():
+    plan = dpfy.pate(classes=2, parts=9, groups=GROUPS, delta=DELTA)
+    other = Partition(dict(reversed(plan.partition.parts.items())))
+    with pytest.raises(InvalidArgument, match=r"parts=plan\.partition"):
+        plan.ask(Teachers([Says(1)] * 9, other), inputs(1))
+
+
 def test_a_ledger_of_another_plan_is_refused(tmp_path):
     first, second = (
         dpfy.pate(classes=2, parts=6, answer_noise=noise, epsilon=1, delta=DELTA)

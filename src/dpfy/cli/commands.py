@@ -17,6 +17,7 @@ from dpfy.cli.epsilon import epsilon
 from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.pate import pate
 from dpfy.cli.plan import plan_app
 from dpfy.cli.predict import predict
 from dpfy.cli.report import report
@@ -44,6 +45,7 @@ _app.command()(report)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)
+_app.command()(pate)
 _app.command()(predict)
 _app.command()(serve)
 _app.command()(init)

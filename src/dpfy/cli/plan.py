@@ -9,6 +9,7 @@ from dpfy._extras import require
 from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
 from dpfy.cli.advise import advise
 from dpfy.cli.correlated import correlated
+from dpfy.cli.plan_pate import pate
 from dpfy.cli.predictions import predictions
 from dpfy.cli.resources import resources
 from dpfy.cli.strategy import strategy
@@ -23,6 +24,7 @@ plan_app.command()(advise)
 plan_app.command()(strategy)
 plan_app.command()(resources)
 plan_app.command()(correlated)
+plan_app.command()(pate)
 plan_app.command()(predictions)
 
 _POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1

@@ -8,25 +8,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpfy import _validate
-from dpfy.accounting import GaussianFilter, Guarantee, account
+from dpfy.accounting import Guarantee, account
 from dpfy.ensembles.asking import Asking
 from dpfy.ensembles.parts import Partition
 from dpfy.ensembles.teachers import Teachers
 from dpfy.errors import InvalidArgument, LedgerMismatch
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import LaplaceSum, Poisson, Repeated, Sampled
-from dpfy.mechanisms.one_shot.base import UP, stream_for
+from dpfy.mechanisms.one_shot.base import stream_for
 from dpfy.noise import SecureStream
 from dpfy.plans.pate import PatePlan
-from dpfy.plans.pate_groups import METHODS, TeacherGroups
-from dpfy.types import Budget, GroupBudgets, Relation, Unit
-
-_SHARE, _CHECK_NOISE, _SURE = 0.8, 3.75, 0.9  # defaults of the threshold, noise, certainty
+from dpfy.plans.pate_settings import pate_settings
+from dpfy.types import Relation, Unit
 
 
 class Pate(PatePlan):
-    """A plan of PATE that can ask teachers; :func:`dpfy.pate` makes one."""
+    """A plan of PATE that can ask teachers; :func:`dpfy.pate` makes one.
+
+    *Formal guarantee*: that of :class:`~dpfy.plans.pate.PatePlan`.
+
+    Args:
+        classes: The number of classes.
+        parts: The number of teachers.
+        answer_noise: The noise of each count, in votes.
+        mechanism: How teachers are asked.
+        check_noise: The noise of the comparison, in votes.
+        threshold: What the comparison has to reach, in votes.
+        confidence: How sure a student has to be for its own label.
+        answers: The number of labels, for ``"lnmax"``.
+        mu: The limit μ, for all other mechanisms, without groups.
+        groups: The groups of records, their weights and their limits.
+        budget: The ε and δ that the limit was made from, if it was.
+        relation: The neighbouring relation.
+        unit: The unit of privacy.
+    """
 
     @property
     def partition(self) -> Partition:
@@ -87,7 +101,9 @@ class Pate(PatePlan):
             return asking.all(progress or (lambda done, inputs: None))
 
     def _check(self, teachers: Teachers, x: Any, predicted: Any) -> None:
-        if teachers.partition != self.partition or teachers.unit != self.unit:
+        # in order, for weights are given to teachers by their numbers
+        divided = teachers.partition.to_json() == self.partition.to_json()
+        if not divided or teachers.unit != self.unit:
             raise InvalidArgument(
                 f"The plan is for {self.partition} and the unit {str(self.unit)!r}, and the "
                 f"teachers have {teachers.partition} and {str(teachers.unit)!r}. Fit them with "
@@ -188,94 +204,23 @@ def pate(
 
     Reference: Papernot et al. 2017 and 2018; Boenisch et al. 2022; docs/proofs/pate.md.
     """
-    shared: dict[str, Any] = {
-        "classes": classes,
-        "parts": parts,
-        "mechanism": mechanism,
-        "answer_noise": answer_noise,
-        "relation": relation,
-        "unit": unit,
-    }
-    if mechanism in ("confident", "interactive"):
-        most = parts * _SHARE if mechanism == "confident" else parts * _SHARE / 2
-        shared["check_noise"] = answer_noise * _CHECK_NOISE if check_noise is None else check_noise
-        shared["threshold"] = most if threshold is None else threshold
-    else:
-        shared |= {"check_noise": check_noise, "threshold": threshold}
-    if mechanism == "interactive":
-        confidence = _SURE if confidence is None else confidence
-    shared["confidence"] = confidence
-    if groups is not None:
-        if delta is None or not (epsilon is answers is checks is None):
-            raise InvalidArgument(
-                "Expected delta=, and no epsilon=, answers= or checks=, beside groups=: each group "
-                "has an epsilon of its own."
-            )
-        found = _groups(groups, method, copies, parts, delta)
-        epsilons = tuple(each for each, _ in groups.values())
-        return Pate(**shared, groups=found, budget=GroupBudgets(found.names, epsilons, delta))
-    if (epsilon is None) == (answers is None) or (epsilon is None) != (delta is None):
-        raise InvalidArgument(
-            "Expected epsilon= and delta=, or the number of answers=, and not both; got "
-            f"epsilon={epsilon!r}, delta={delta!r} and answers={answers!r}."
+    return Pate(
+        **pate_settings(
+            classes=classes,
+            parts=parts,
+            mechanism=mechanism,
+            answer_noise=answer_noise,
+            check_noise=check_noise,
+            threshold=threshold,
+            confidence=confidence,
+            answers=answers,
+            checks=checks,
+            epsilon=epsilon,
+            delta=delta,
+            groups=groups,
+            method=method,
+            copies=copies,
+            relation=relation,
+            unit=unit,
         )
-    if checks is not None and (answers is None or "threshold" not in shared):
-        raise InvalidArgument("checks= belongs to answers= of a mechanism with a threshold.")
-    budget = None if epsilon is None or delta is None else Budget(epsilon, delta)
-    limit = _limit(shared, answers, checks, budget)
-    return Pate(**shared, **limit, budget=budget)
-
-
-def _groups(
-    groups: Mapping[str, tuple[float, float]],
-    method: str,
-    copies: Sequence[int] | None,
-    parts: int,
-    delta: float,
-) -> TeacherGroups:
-    if _validate.choice("method", method, METHODS) == "upsample":
-        return TeacherGroups.upsampled(groups, delta, copies)
-    if copies is not None:
-        raise InvalidArgument("copies= belongs to method='upsample'.")
-    return TeacherGroups.weighted(groups, parts, delta)
-
-
-def _limit(
-    shared: Mapping[str, Any], answers: int | None, checks: int | None, budget: Budget | None
-) -> dict[str, Any]:
-    """Return the number of answers of a fixed list, or the μ of a filter."""
-    noise = _validate.positive("answer_noise", shared["answer_noise"])
-    if shared["mechanism"] == "lnmax":
-        if budget is not None:
-            answers = _laplace_answers(noise, budget, Relation(shared["relation"]))
-        return {"answers": answers}
-    if budget is not None:
-        return {"mu": GaussianFilter.within(budget.epsilon, budget.delta).mu}
-    twice = 2.0 if Relation(shared["relation"]) is Relation.REPLACE_ONE else 1.0
-    cost = 2 * _validate.count("answers", answers) / noise**2
-    if shared["check_noise"] is not None:
-        compared = _validate.count("checks", answers if checks is None else checks)
-        cost += compared / _validate.positive("check_noise", shared["check_noise"]) ** 2
-    return {"mu": twice * cost**0.5 * UP}
-
-
-def _laplace_answers(scale: float, budget: Budget, relation: Relation) -> int:
-    """Return how many labels with Laplace noise the budget buys, by their composition."""
-    label = Sampled(Poisson(1.0), (LaplaceSum(2.0, scale, "votes"),))
-
-    def fits(times: int) -> bool:
-        found = account([Repeated(label, times)], relation=relation)
-        return found.claim(budget.delta) <= budget.epsilon
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    if not low:
-        raise InvalidArgument(
-            f"A budget of epsilon={budget.epsilon:g} buys no label with answer_noise={scale:g}. "
-            "Use more noise, and more teachers to hear through it."
-        )
-    return low
+    )

@@ -12,6 +12,7 @@ from dpfy.planning.contours import (
 from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
+from dpfy.planning.pate import LabelForecast, forecast_labels
 from dpfy.planning.prediction_costs import Predictions, predictions, right_with_lead
 from dpfy.planning.solve import Sketch, solve
 from dpfy.planning.strategies import (
@@ -30,6 +31,7 @@ __all__ = [
     "BatchCurve",
     "Contour",
     "FirstRun",
+    "LabelForecast",
     "NoiseChoice",
     "NoiseComparison",
     "Predictions",
@@ -43,6 +45,7 @@ __all__ = [
     "default_delta",
     "diminishing_batch",
     "first_run",
+    "forecast_labels",
     "given_accuracy",
     "given_compute",
     "interactive",

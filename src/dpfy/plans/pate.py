@@ -1,4 +1,7 @@
-"""The plan of PATE: what a label costs, how many a budget buys, and what groups may spend."""
+"""The plan of PATE: what a label costs, how many a budget buys, and what groups may spend.
+
+Tests: tests/ensembles/test_pate.py.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Groups of records in PATE: the weight of a group's teachers, or its copies, by its budget."""
+"""Groups of records in PATE: the weight of a group's teachers, or its copies, by its budget.
+
+Tests: tests/ensembles/test_pate.py.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dpfy.accounting import Filter, supported
+from dpfy.accounting import Filter, GroupGaussianFilter, supported
 from dpfy.accounting.filters import Additive
 from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.ledger.basis import Ground, Kind, grounds_in, in_order
@@ -68,6 +68,8 @@ def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str,
     """Yield method, policy, noise and reference of every rule that accounts for a ledger."""
     if isinstance(rule, IndividualFilter):
         rule = rule.each
+    if isinstance(rule, GroupGaussianFilter):
+        rule = next(iter(rule.groups.values()))
     kinds = {(_accounted_as(policy), noise) for policy, noise in record.kinds}
     for row in supported():
         if row.relation != record.relation or (

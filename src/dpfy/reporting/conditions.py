@@ -447,7 +447,7 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Noise multiplier": plan.get("noise_multiplier"),
         "Teachers": plan.get("parts"),
         "Classes": plan.get("classes"),
-        "Noise of an answer": plan.get("noise"),
+        "Noise of an answer": plan.get("noise", plan.get("answer_noise")),
         "Votes needed": plan.get("threshold"),
         "Noise of that comparison": plan.get("check_noise"),
         "Noise schedule": _part(plan, "noise_schedule").get("name"),

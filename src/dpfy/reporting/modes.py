@@ -6,7 +6,8 @@ Tests: tests/reporting/test_modes.py.
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.ledger.events import Envelope, Sampled
+from dpfy.ledger.events import Envelope, Event, RecordedQuery, Sampled
+from dpfy.plans.pate import KIND as PATE, PatePlan
 from dpfy.plans.prediction import KIND as PREDICTION, PredictionPlan
 
 
@@ -43,9 +44,42 @@ def mode_of(plan: dict[str, Any] | None, reserved: Envelope) -> Mode | None:
     Returns:
         The words, or None.
     """
-    if plan is None or plan.get("kind") != PREDICTION:
-        return None
-    return _predictions(PredictionPlan.from_json(plan), reserved)
+    kind = None if plan is None else plan.get("kind")
+    if kind == PATE:
+        return _labels(PatePlan.from_json(plan), reserved)
+    return _predictions(PredictionPlan.from_json(plan), reserved) if kind == PREDICTION else None
+
+
+def _labels(plan: PatePlan, reserved: Envelope) -> Mode:
+    counted = {
+        name: sum(run.times for run in reserved if _queries(run.event) == event.queries)
+        for name, event in (("labels", plan.answer), ("checks", plan.check))
+        if event is not None
+    }
+    checks = f", after {counted['checks']} comparisons" if "checks" in counted else ""
+    budget = f"{counted['labels']} labels{checks}"
+    return Mode(
+        budget=f"PATE: {budget}; up to {plan.most_answers} labels",
+        mechanism="The labelling of public inputs by the noisy votes of teachers, whose output is "
+        "the sequence of labels and of comparisons that found no consensus",
+        output="the labels, and whatever is trained on them and on the public inputs: the student "
+        "sees public inputs, which are not protected",
+        reads=f"the {budget} that this ledger has paid for, each recorded before votes were "
+        f"counted. The {plan.parts} teachers, which were trained on the records, and their votes "
+        "are not released",
+        protected_from="anybody who sees the labels or the student (B5, B6)",
+        threat_level="B5, and therefore B6, for the student: protected against somebody who sees "
+        "all labels, the student's parameters or its predictions, any number of them. Not "
+        "protected: the raw data (B1), the training set (B2), gradients (B3), and the teachers "
+        "(B4), which only access control keeps from view.",
+        table_1="Mode of access: model weights of the student. Differential privacy is added to "
+        "the teachers' votes; the labels, the student's weights and its predictions may be "
+        "public, the teachers and the training data may not.",
+    )
+
+
+def _queries(event: Event) -> tuple[RecordedQuery, ...]:
+    return event.queries if isinstance(event, Sampled) else ()
 
 
 def _predictions(plan: PredictionPlan, reserved: Envelope) -> Mode:

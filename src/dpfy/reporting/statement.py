@@ -10,6 +10,7 @@ from typing import Any
 from dpfy.accounting import (
     DominatedBy,
     GaussianFilter,
+    GroupGaussianFilter,
     IndividualFilter,
     RenyiFilter,
     ZcdpFilter,
@@ -28,7 +29,14 @@ METHOD_NAMES = {
     "pld": "PLD",
     "rdp": "RDP",
     **{
-        rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
+        rule.tag: rule.title
+        for rule in (
+            RenyiFilter,
+            ZcdpFilter,
+            GaussianFilter,
+            GroupGaussianFilter,
+            IndividualFilter,
+        )
     },
 }
 _COMPOSITION = (
