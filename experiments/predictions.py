@@ -3,6 +3,9 @@
 ``python -m experiments.predictions`` trains the teachers once, keeps them in ``state``, and then
 answers five times 300 test images, each time with a ledger of its own: what is claimed is the ε of
 one of them. The results go to ``results/predictions.json``.
+
+A first run on the same images, with the default decay of 0.01, was right in 96.5 % (94.7 to 98.0
+%); after it the decay was chosen on held-out training records, and the images were asked again.
 """
 
 import json

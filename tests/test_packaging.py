@@ -25,6 +25,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
     "report": {"matplotlib"},
+    "service": {"starlette", "uvicorn"},
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }

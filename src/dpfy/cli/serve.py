@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dpfy._extras import require
 from dpfy.cli._prediction import (
     AllDeltaOption,
     BoundsOption,
@@ -72,8 +71,6 @@ def serve(
 
     dpfy serve runs/ensemble --port 8080 --workers 4
     """
-    for package in ("starlette", "uvicorn"):
-        require(package, "service")
     from dpfy.ensembles.prediction_folder import open_predictor
     from dpfy.serving.limits import Limits
     from dpfy.serving.server import Service, serve as listen

@@ -5,7 +5,11 @@ It needs the extra ``service``.
 Tests: tests/serving/test_app.py.
 """
 
+from dpfy._extras import require
 from dpfy._lazy import exports
+
+for _package in ("starlette", "uvicorn"):
+    require(_package, "service")
 
 __getattr__, __all__ = exports(
     __name__,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dpfy import _validate
-from dpfy._extras import require
 from dpfy.ensembles.prediction_folder import LEDGER, open_predictor, plan_of
 from dpfy.serving.limits import Limits
 
@@ -68,14 +67,11 @@ def serve(service: Service) -> None:
         service: What to serve; its ledger and the hash of its token exist.
 
     Raises:
-        MissingExtra: If Starlette or uvicorn is not installed.
         InvalidArgument: If there is no ledger or token.
     """
-    from dpfy.serving.tokens import read_digest
-
-    for package in ("starlette", "uvicorn"):
-        require(package, "service")
     import uvicorn
+
+    from dpfy.serving.tokens import read_digest
 
     read_digest(service.token_file)
     plan_of(service.ledger_file)
