@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import torch
 from torch import nn
 
 from dpfy._closing import Closing
@@ -35,7 +34,6 @@ class Observed(Closing):
 
     plan: Plan
     model: nn.Module
-    optimizers: tuple[torch.optim.Optimizer, ...]
     context: StepContext
 
     def __init__(self) -> None:
@@ -102,13 +100,6 @@ class Observed(Closing):
         if self.context.ranks.first:
             write_report(cast("Run", self), folder, delta, facts)
         return Path(folder)
-
-    def _announce(self, released: Released) -> None:
-        """Say why steps are slow, once, and tell listeners of a step; of ranks the first does."""
-        if self.context.ranks.first:
-            self.context.engines.announce()
-            for each in self._listeners:
-                each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
 
     def _note(self, value: float, metric: str) -> None:
         """Keep a measurement for the report, and tell listeners of it."""

@@ -158,7 +158,10 @@ class Run(Observed):
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
             released = take_step(self.context, loss_fn, batch)
-            self._announce(released)
+            if self.context.engines.unsaid and self.context.ranks.first:
+                self.context.engines.announce()
+            for each in self._listeners:  # which rank 0 has
+                each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
             return released
 
     # What was spent, and the gate
