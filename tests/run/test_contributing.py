@@ -327,7 +327,9 @@ def test_a_run_of_an_older_version_is_resumed_without_it(tmp_path, monkeypatch):
     assert values.pop("contributing") is False
     file.write_text(json.dumps(values))
     made = []
-    monkeypatch.setattr(dpfy.Trainer, "resume", lambda self: made.append(self.config.contributing))
+    monkeypatch.setattr(
+        dpfy.Trainer, "resume", lambda self, **_: made.append(self.config.contributing)
+    )
     monkeypatch.setattr(
         dpfy.Trainer, "__init__", lambda self, config, callbacks: setattr(self, "config", config)
     )

@@ -265,6 +265,7 @@ def test_a_checkpoint_counts_the_step_ahead_as_lost_only_if_it_was_not_handed_ba
     released(s, 2)
     s.run.save(tmp_path)
     s.run.close()
+    capsys.readouterr()  # of the engine
     with resumed(tmp_path) as run:
         assert (run.lost_steps, run.steps_taken, run.steps_left) == (0, 2, 3)
     assert capsys.readouterr().out == ""

@@ -46,7 +46,7 @@ class EngineChoice:
         self._announce = announce
         self.current: Engine | None = None  # that was chosen last
         self.notice = ""  # why it is slower than it might be
-        self._unsaid = ""
+        self.unsaid = ""  # of the notice, as a step is silent
         self._engines = engines
         self._verdicts: dict[Hashable, _Verdicts] = {}
 
@@ -62,9 +62,9 @@ class EngineChoice:
 
     def announce(self) -> None:
         """Print why ``auto`` took a slower engine, once, outside of a step, which is silent."""
-        if self._unsaid and self._announce:
-            sys.stdout.write(f"{self._unsaid}\n")
-        self._unsaid = ""
+        if self.unsaid and self._announce:
+            sys.stdout.write(f"{self.unsaid}\n")
+        self.unsaid = ""
 
     def engine_for(self, context: StepContext, loss_fn: LossFn) -> Engine:
         """Return the engine for a loss as it is now, after every check if it is new."""
@@ -117,7 +117,7 @@ class EngineChoice:
                     chosen.accepts = _Shapes(probe)
                 _approve(context, probe, chosen)
         if (notice := _slower(probe, chosen) if self.wanted == "auto" else "") != self.notice:
-            self.notice, self._unsaid = notice, notice
+            self.notice, self.unsaid = notice, notice
         give_back(trained.values())
         return chosen
 

@@ -6,8 +6,11 @@ What is told is declared, released, or measured on public data.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from torch import nn
+
+from dpfy._closing import Closing
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.query import Contributing
@@ -15,6 +18,7 @@ from dpfy.plans import Plan
 from dpfy.reporting import RunFacts, report
 from dpfy.reporting.facts import NOT_DECLARED
 from dpfy.run.callbacks import Callback, Evaluation, Step
+from dpfy.run.context import StepContext
 from dpfy.run.released import Released
 from dpfy.types import GroupInterval, Interval
 
@@ -23,6 +27,85 @@ if TYPE_CHECKING:
 
 READINGS = 40
 """How often the ε of a run is brought up to date for listeners; each reading is a computation."""
+
+
+class Observed(Closing):
+    """What can be seen of a run from outside: its state in a line, its listeners, its report."""
+
+    plan: Plan
+    model: nn.Module
+    context: StepContext
+
+    def __init__(self) -> None:
+        self.measurements: list[tuple[int, float, str]] = []  # after which step, value and metric
+        self._listeners: list[Listeners] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        where = self.context.ledger.path or "in memory" if self.context.ranks.first else "of rank 0"
+        state = "closed, " if self._closed else ""
+        return (
+            f"<Run: {state}{self.context.progress.taken} of {self.plan.steps} steps taken, engine "
+            f"{self.context.engines.name!r}, ledger {where}>"
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is closed: it takes no more steps."""
+        return self._closed
+
+    @property
+    def engine_notice(self) -> str:
+        """Why ``auto`` took a slower engine than the fastest, with the line of code; or nothing."""
+        return self.context.engines.notice
+
+    def listen(self, *callbacks: Callback, delta: float | None = None) -> Self:
+        """Tell callbacks of every step, of what :meth:`measured` is given, and of the end.
+
+        A trainer does this by itself. Callbacks hear declared constants, released values and
+        results on public data. Of several processes rank 0 tells them.
+
+        Args:
+            callbacks: such as :class:`dpfy.ProgressBar`, :class:`dpfy.CsvLog`,
+                :class:`dpfy.TensorBoardLog`, or your own :class:`dpfy.Callback`.
+            delta: the δ at which ε is told. Default: that of the plan's budget.
+
+        Returns:
+            This run.
+
+        Raises:
+            InvalidArgument: if the plan has no budget, and no δ was given.
+        """
+        if self.context.ranks.first:
+            self._listeners.append(Listeners(cast("Run", self), callbacks, delta))
+        return self
+
+    def report(
+        self, folder: str | Path, *, delta: float | None = None, facts: RunFacts | None = None
+    ) -> Path:
+        """Write the privacy report as ``report.html``, ``report.md`` and ``report.json``.
+
+        Args:
+            folder: the folder to write into.
+            delta: the δ of the claim. Default: that of the plan's budget.
+            facts: what you declare about the run, such as the data set and what a record is. The
+                model, the engine and what :meth:`measured` was told are filled in.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InvalidArgument: if the plan has no budget, and no δ was given.
+        """
+        if self.context.ranks.first:
+            write_report(cast("Run", self), folder, delta, facts)
+        return Path(folder)
+
+    def _note(self, value: float, metric: str) -> None:
+        """Keep a measurement for the report, and tell listeners of it."""
+        self.measurements.append((self.context.progress.taken, value, metric))
+        for each in self._listeners:
+            each.measured(value, metric)
 
 
 class Listeners:

@@ -6,21 +6,18 @@
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
 
-from dpfy._closing import Closing
 from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
 from dpfy.ledger import Ledger
-from dpfy.reporting import RunFacts
-from dpfy.run.callbacks import Callback
 from dpfy.run.context import StepContext
 from dpfy.run.gate import Gate, are_finite
-from dpfy.run.listening import Listeners, write_report
+from dpfy.run.listening import Observed
 from dpfy.run.released import Batch, Released
 from dpfy.run.step import take_step
 from dpfy.run.terms import event_of
@@ -28,7 +25,7 @@ from dpfy.sandbox.torch_settings import certified
 from dpfy.types import Interval
 
 
-class Run(Closing):
+class Run(Observed):
     """Take the steps of a plan: iterate, call :meth:`backward`, then ``opt.step()``.
 
     :func:`dpfy.privatize` and :func:`dpfy.resume` make runs.
@@ -56,17 +53,7 @@ class Run(Closing):
         self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
         self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
         self._gate = Gate(optimizers, dict(context.parameters))
-        self.measurements: list[tuple[int, float, str]] = []  # after which step, value and metric
-        self._listeners: list[Listeners] = []
-        self._closed = False
-
-    def __repr__(self) -> str:
-        where = self.ledger.path or "in memory" if self.context.ranks.first else "of rank 0"
-        state = "closed, " if self._closed else ""
-        return (
-            f"<Run: {state}{self.steps_taken} of {self.plan.steps} steps taken, engine "
-            f"{self.engine!r}, ledger {where}>"
-        )
+        super().__init__()
 
     # Walking through the plan
 
@@ -74,11 +61,6 @@ class Run(Closing):
     def steps_left(self) -> int:
         """How many batches the plan still has to give."""
         return self.plan.steps - self.context.progress.handed_out
-
-    @property
-    def closed(self) -> bool:
-        """Whether the run is closed: it takes no more steps."""
-        return self._closed
 
     @property
     def steps_taken(self) -> int:
@@ -122,9 +104,7 @@ class Run(Closing):
             metric: its name, for listeners and the report.
         """
         self.context.controllers.on_public_metric(value)
-        self.measurements.append((self.steps_taken, float(value), metric))
-        for each in self._listeners:
-            each.measured(float(value), metric)
+        self._note(float(value), metric)
 
     # One step
 
@@ -178,11 +158,11 @@ class Run(Closing):
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
             released = take_step(self.context, loss_fn, batch)
-        if self.context.ranks.first:
-            self.context.engines.announce()
-            for each in self._listeners:
+            if self.context.engines.unsaid and self.context.ranks.first:
+                self.context.engines.announce()
+            for each in self._listeners:  # which rank 0 has
                 each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
-        return released
+            return released
 
     # What was spent, and the gate
 
@@ -207,11 +187,6 @@ class Run(Closing):
         return self.context.engines.name
 
     @property
-    def engine_notice(self) -> str:
-        """Why ``auto`` took a slower engine than the fastest, with the line of code; or nothing."""
-        return self.context.engines.notice
-
-    @property
     def largest_chunk(self) -> int | None:
         """The most units of privacy in memory at once; None without a limit."""
         return self.context.largest_chunk(self.context.engines.current)
@@ -229,48 +204,6 @@ class Run(Closing):
             are those of the weakest.
         """
         return account(self.ledger).epsilon(delta)
-
-    def listen(self, *callbacks: Callback, delta: float | None = None) -> Self:
-        """Tell callbacks of every step, of what :meth:`measured` is given, and of the end.
-
-        A trainer does this by itself. Callbacks hear declared constants, released values and
-        results on public data. Of several processes rank 0 tells them.
-
-        Args:
-            callbacks: such as :class:`dpfy.ProgressBar`, :class:`dpfy.CsvLog`,
-                :class:`dpfy.TensorBoardLog`, or your own :class:`dpfy.Callback`.
-            delta: the δ at which ε is told. Default: that of the plan's budget.
-
-        Returns:
-            This run.
-
-        Raises:
-            InvalidArgument: if the plan has no budget, and no δ was given.
-        """
-        if self.context.ranks.first:
-            self._listeners.append(Listeners(self, callbacks, delta))
-        return self
-
-    def report(
-        self, folder: str | Path, *, delta: float | None = None, facts: RunFacts | None = None
-    ) -> Path:
-        """Write the privacy report as ``report.html``, ``report.md`` and ``report.json``.
-
-        Args:
-            folder: the folder to write into.
-            delta: the δ of the claim. Default: that of the plan's budget.
-            facts: what you declare about the run, such as the data set and what a record is. The
-                model, the engine and what :meth:`measured` was told are filled in.
-
-        Returns:
-            The folder.
-
-        Raises:
-            InvalidArgument: if the plan has no budget, and no δ was given.
-        """
-        if self.context.ranks.first:
-            write_report(self, folder, delta, facts)
-        return Path(folder)
 
     def postprocessing(self) -> AbstractContextManager[None]:
         """Allow deliberate edits of released gradients inside the block."""
