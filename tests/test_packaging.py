@@ -32,7 +32,8 @@ FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
 }
-_LARGEST_SDIST = 1_000_000
+_LARGEST_SDIST = 1_500_000
+_LARGEST_FILE = 60_000  # of source: data or a figure that was swept in is larger
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,8 @@ def source_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     archive = Path(next(SdistBuilder(str(ROOT)).build(directory=str(target))))
     assert archive.stat().st_size < _LARGEST_SDIST
     with tarfile.open(archive) as opened:
+        large = {each.name for each in opened.getmembers() if each.size > _LARGEST_FILE}
+        assert {name.partition("/")[2] for name in large} <= {"CHANGELOG.md"}
         return {name.partition("/")[2] for name in opened.getnames()}
 
 

@@ -108,7 +108,10 @@ def test_a_pipeline_encodes_by_a_schema_and_fits():
     pipeline = Pipeline(
         [
             ("encode", Encoder(SCHEMA)),
-            ("model", LogisticRegression(50.0, data_norm=1.0, classes=[0, 1])),
+            (
+                "model",
+                LogisticRegression(50.0, data_norm=1.0, classes=[0, 1], insecure_test_key=1),
+            ),
         ]
     )
     table = {"a": X[:, 0], "b": X[:, 1]}

@@ -55,7 +55,8 @@ SCHEMA = Schema((Column("a", bounds=(0, 1), knots=(0.3,)), Column("b", categorie
 def test_numbers_of_a_schema_are_cut_at_their_knots():
     table = {"a": RNG.uniform(0, 1, 4000), "b": RNG.choice(["x", "y", "?"], 4000)}
     y = (table["a"] > 0.3) & (table["b"] != "x")
-    model = CategoricalNB(5.0, schema=SCHEMA, classes=[False, True]).fit(table, y)
+    model = CategoricalNB(5.0, schema=SCHEMA, classes=[False, True], insecure_test_key=1)
+    model.fit(table, y)
     assert model.score(table, y) > 0.85
 
 
