@@ -341,6 +341,18 @@ def test_weights_are_in_proportion_to_mu():
     assert groups.gain == pytest.approx(plan.most_answers / uniform.most_answers, rel=0.05)
 
 
+def test_copies_are_few_by_default():
+    plan = dpfy.pate(classes=10, parts=250, groups=GROUPS, delta=DELTA, method="upsample")
+    assert plan.partition.copies == {"strict": 1, "usual": 2, "open": 3}
+    assert plan.groups.gain == pytest.approx(2.857, abs=1e-3)
+    # at as many teachers of as many records each, and as much more noise
+    scaled = dpfy.pate(
+        classes=10, parts=472, answer_noise=75.6, groups=GROUPS, delta=DELTA, method="upsample"
+    )
+    uniform = dpfy.pate(classes=10, parts=250, epsilon=1.0, delta=DELTA)
+    assert scaled.most_answers == pytest.approx(2.857 * uniform.most_answers, rel=0.03)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_a_record_of_a_group_moves_votes_by_its_bound(data):

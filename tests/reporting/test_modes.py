@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from dpfy import PrivatePredictor
+import dpfy
+from dpfy import Ledger, PrivatePredictor
+from dpfy.reporting import report as report_of
 from dpfy.reporting.modes import mode_of
 
 
@@ -58,3 +60,25 @@ def test_inputs_without_consensus_are_counted_once(report):
 
 def test_other_plans_release_models():
     assert mode_of(None, ()) is None and mode_of({"steps": 3}, ()) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epsilon": 1.0},
+        {"mechanism": "lnmax", "epsilon": 1.0},
+        {"groups": {"strict": (1.0, 0.5), "open": (3.0, 0.5)}},
+    ],
+    ids=["confident", "lnmax", "groups"],
+)
+def test_a_report_of_labels_says_who_sees_what(options, conforms, tmp_path):
+    plan = dpfy.pate(classes=2, parts=20, delta=1e-5, **options)
+    ledger = Ledger.in_memory(plan.guard, plan.header())
+    with ledger:
+        ledger.reserve(plan.check or plan.answer)
+    found = report_of(ledger, 1e-5)
+    conforms(json.loads(json.dumps(found.to_json(), allow_nan=False)))
+    text = found.write(tmp_path)[0].read_text(encoding="utf-8")
+    assert f"up to {plan.most_answers} labels" in text
+    assert "the student sees public inputs" in text
+    assert "B5, and therefore B6, for the student" in text

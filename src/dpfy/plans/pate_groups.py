@@ -19,8 +19,6 @@ METHODS = ("weight", "upsample")
 UNIT = 2.0**-20
 """Weights are multiples of it, so that weighted votes are added without rounding."""
 
-_MOST_COPIES = 3  # of the strictest group, by default
-
 
 @dataclass(frozen=True)
 class TeacherGroups:
@@ -132,8 +130,8 @@ class TeacherGroups:
         Args:
             groups: For each group's name its ε and its share of the records.
             delta: The δ of all groups, in (0, 1).
-            copies: The number of teachers for a record of each group; by default those that buy
-                most labels, with at most 3 for the strictest group.
+            copies: The number of teachers for a record of each group; by default its μ over that of
+                the strictest group, rounded. Each copy more asks for as many more teachers.
 
         Returns:
             The groups.
@@ -143,12 +141,7 @@ class TeacherGroups:
         """
         names, shares, mus = _limits(groups, delta)
         if copies is None:
-            least = min(mus)
-            tried = [
-                tuple(round(times * mu / least) for mu in mus)
-                for times in range(1, _MOST_COPIES + 1)
-            ]
-            copies = max(tried, key=lambda each: _worth(each, shares, mus))
+            copies = [round(mu / min(mus)) for mu in mus]
         counts = tuple(_validate.count("copies", each) for each in copies)
         return cls(names, shares, mus, tuple(map(float, counts)))
 
