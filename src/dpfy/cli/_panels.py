@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _SETTINGS = ("config_file", "data", "data_dir", "epochs", "batch_size")
+_VOTES = ("answer_noise", "check_noise", "threshold")
+_QUESTIONS = ("classes", "bounds", "noise", "threshold", "check_noise")
 _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("train",): {
         "Files and output": ("config_file", "resume", "resume_if_exists", "as_json"),
@@ -42,6 +44,33 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Public trials": ("public", "model", "data_dir", "small_batch", "steps", "learning_rate"),
         "Private run": ("records", "epsilon", "delta", "batch_size", "epochs"),
         "Search": ("noise_multiplier", "utility"),
+    },
+    ("plan", "pate"): {
+        "Budget and accounting": ("epsilon", "delta", "budgets", "relation"),
+        "Teachers and votes": ("classes", "parts", "mechanism", "method", *_VOTES),
+        "Files and output": ("as_json",),
+    },
+    ("plan", "predictions"): {
+        "Budget": ("epsilon", "delta", "answers", "trained_epsilon"),
+        "Teachers and votes": ("parts", *_QUESTIONS),
+        "Files and output": ("as_json",),
+    },
+    ("pate",): {
+        "Data and teachers": ("data", "data_dir", "parts", "workers"),
+        "Budget": ("epsilon", "delta"),
+        "Votes": ("mechanism", *_VOTES),
+        "Files and output": ("out",),
+    },
+    ("predict",): {
+        "Budget": ("epsilon", "delta", "ledger", "partial"),
+        "Teachers and votes": ("format", *_QUESTIONS),
+        "Files and output": ("out",),
+    },
+    ("serve",): {
+        "Budget": ("epsilon", "delta", "ledger"),
+        "Teachers and votes": ("format", "shape", *_QUESTIONS),
+        "Server": ("token", "host", "port", "workers"),
+        "Limits": ("body", "rows", "rate"),
     },
     ("plan", "correlated"): {
         "Private run": ("records", "batch_size", "epochs", "epsilon", "delta", "relation"),
