@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpfy.ledger.basis import Ground, Kind, grounds_in
+from dpfy.reporting import label_words
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -54,7 +55,7 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
         _sampling(record),
         _key(record, costs),
         _registered(record, costs),
-        _arithmetic(costs),
+        _arithmetic(record, costs),
         _isolation(facts, record),
         _rounding(record),
         _constants(record),
@@ -67,13 +68,15 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
 
 def _sampling(record: LedgerRecord) -> Item:
     names = ", ".join(record.policies) or "none"
-    return Item(
-        "sampling",
-        "The sampling that is accounted is the sampling that ran",
-        f"Sampling: {names}. By construction: the recorded event is named by the sampler that "
+    text = (
+        label_words.SAMPLING
+        if record.unit is Unit.LABEL
+        else f"Sampling: {names}. By construction: the recorded event is named by the sampler that "
         "draws the batch, and no setting pairs one with another's accounting. "
-        f"{_laws(record)}".strip(),
-        status=HOLDS,
+        f"{_laws(record)}".strip()
+    )
+    return Item(
+        "sampling", "The sampling that is accounted is the sampling that ran", text, status=HOLDS
     )
 
 
@@ -144,10 +147,13 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
     )
 
 
-def _arithmetic(costs: Costs) -> Item:
+def _arithmetic(record: LedgerRecord, costs: Costs) -> Item:
+    title = "Noise on a computer is as good as real noise"
+    if record.unit is Unit.LABEL:
+        return Item("arithmetic", title, label_words.ARITHMETIC, status=HOLDS)
     return Item(
         "arithmetic",
-        "Noise on a computer is as good as real noise",
+        title,
         "Sums and noise are rounded to one lattice, fixed before the data is seen: its step is a "
         "power of two between 2^-29 and 2^-28 of the noise's standard deviation, or of 1/16 of "
         "the clip bound if that is more. Rounding is exact, and what it adds to the bound is "
@@ -159,7 +165,11 @@ def _arithmetic(costs: Costs) -> Item:
 
 
 def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
-    title = "A record influences nothing but its own clipped contribution"
+    title = (
+        label_words.ISOLATION
+        if record.unit is Unit.LABEL
+        else "A record influences nothing but its own clipped contribution"
+    )
     if not record.basis:
         return Item(
             "isolation",
@@ -304,6 +314,11 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
             Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
             Item("table_1", "Row of Table 1", "None applies.", "Table 1"),
         )
+    if record.unit is Unit.LABEL:
+        return (
+            Item("threat_level", "Threat level", label_words.THREAT, "§3.1"),
+            Item("table_1", "Row of Table 1", label_words.TABLE_1, "Table 1"),
+        )
     whose = "users" if record.unit is Unit.USER else "records"
     of_which = (
         ", for the trial that was chosen: nothing about the others may be seen"
@@ -337,7 +352,12 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
         if record.search is None
         else "The search on record is covered, and what came before it is not. "
     )
+    labels_alone = (
+        Item("features", "Features are not protected", label_words.FEATURES),
+        Item("label_inference", "Labels guessed from features", label_words.INFERENCE),
+    )
     return (
+        *(labels_alone if record.unit is Unit.LABEL else ()),
         Item(
             "timing",
             "Timing and other side channels",

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
+from dpfy.reporting import label_words
 from dpfy.reporting.attacks import FALSE_ALARM
 from dpfy.reporting.basis import NOT_RECORDED, environment_rows, strict_line
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text, plain
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
+from dpfy.types import Unit
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
@@ -35,7 +37,8 @@ def headline(report: "Report") -> str:
     interval = report.costs.headline.interval
     if not report.verdict.private or interval is None:
         return "NOT PRIVATE"
-    return f"ε = {epsilon_text(interval.upper)} at δ = {delta_text(report.costs.delta)}"
+    alone = ", for labels alone" if report.record.unit is Unit.LABEL else ""
+    return f"ε = {epsilon_text(interval.upper)} at δ = {delta_text(report.costs.delta)}{alone}"
 
 
 def cautions(report: "Report") -> tuple[str, ...]:
@@ -73,15 +76,20 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
-        (
-            "Protected from",
-            "anybody who sees models (B4–B6)" if report.verdict.private else "nobody",
-        ),
+        ("Protected from", _protected_from(report)),
         ("Steps", f"{record.steps_reserved} {planned}")
         if record.search is None
         else ("Tuning", record.search.summary),
         ("Key", record.key_source),
     )
+
+
+def _protected_from(report: "Report") -> str:
+    if not report.verdict.private:
+        return "nobody"
+    if report.record.unit is Unit.LABEL:
+        return label_words.PROTECTED_FROM
+    return "anybody who sees models (B4–B6)"
 
 
 def tables(report: "Report") -> tuple[Table, ...]:
@@ -104,7 +112,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
     )
     return (
         _epsilons(report),
-        _other_relations(report),
+        *((_other_relations(report),) if report.costs.adjacency else ()),
         *_attack_tables(report),
         Table(
             "Statement",
@@ -243,9 +251,10 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
     if attacks is None or not report.verdict.private:
         return ()
     unit = f"one {report.record.unit}"
+    question = "has a certain value" if report.record.unit is Unit.LABEL else "took part"
     tests = (
         (
-            f"Most that telling whether {unit} took part gains over blind guessing (advantage)",
+            f"Most that telling whether {unit} {question} gains over blind guessing (advantage)",
             _most(attacks.advantage),
         ),
         (
@@ -274,7 +283,7 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "What an attacker's belief can become",
             ("Believed before", "Right at best", "Of those accused, rightly"),
             beliefs,
-            f"The belief that {unit} took part. Right at best: share of right decisions. Accused: "
+            f"The belief that {unit} {question}. Right at best: share of right decisions. Accused: "
             f"at a false positive rate of {_given(FALSE_ALARM)}.",
         ),
         Table(
