@@ -23,7 +23,7 @@ from dpfy.ledger.events import (
     Shuffled,
     TruncatedPoisson,
 )
-from dpfy.ledger.one_shot import AboveThreshold, RandomizedAnswer
+from dpfy.ledger.one_shot import AboveThreshold, LabelAnswer, RandomizedAnswer
 from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.types import Relation
 
@@ -43,6 +43,7 @@ POLICIES = {
 ANSWERS = {
     AboveThreshold: AboveThreshold(1.0, 4.0, 4.0),
     RandomizedAnswer: RandomizedAnswer(0.6),
+    LabelAnswer: LabelAnswer(0.5),
     ObjectivePerturbation: ObjectivePerturbation(1.0, 0.25, 8.0, 2.0, 100.0),
 }
 QUERIES = {noise: ANSWERS.get(query) or query(1.0, 2.0) for query, noise in NOISES.items()}

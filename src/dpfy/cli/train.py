@@ -55,6 +55,8 @@ def train(
 
     dpfy train --data mnist --data-dir ~/data --epsilon 1 --epochs 20
 
+    dpfy train --protect labels --label-method lp-mst:2 --epsilon 1
+
     dpfy train --config dpfy.toml --name second-try
 
     dpfy train --resume runs/digits-20260101-120000
@@ -125,15 +127,20 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
 
     early = (
         " (stopped early on public data: the claim is the whole plan's)"
-        if result.stopped_early
+        if result.stopped_early and result.unit != "label"
         else ""
     )
     if result.evaluations:
         console.print(
             f"accuracy on public data: [bold]{result.evaluations[-1].accuracy:.1%}[/bold]"
         )
+    kind, scope = (
+        ("label differential privacy", ": features are not protected")
+        if result.unit == "label"
+        else ("differential privacy", "")
+    )
     console.print(
-        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]{early}"
+        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-{kind}[/bold]{scope}{early}"
     )
     folder = escape(str(result.folder))
     console.print(

@@ -22,6 +22,7 @@ from dpfy.models import default_model, recommended
 from dpfy.optim import ADADP, AdamBC, TailAverage
 from dpfy.planning.defaults import default_delta, first_run
 from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.label_settings import label_defaults
 from dpfy.trainer.options import named_optimizer
 
 _EVALUATION_BATCH = 1000
@@ -48,9 +49,11 @@ def completed(config: TrainConfig) -> TrainConfig:
     """
     adapts = named_optimizer(config.optimizer)[0]
     descends = adapts in ("sgd", "adadp")
-    if config.data in reference_data.NAMES:
+    if config.protect == "labels":
+        defaults: dict[str, Any] = label_defaults(adapts)
+    elif config.data in reference_data.NAMES:
         known = recommended(config.data)
-        defaults: dict[str, Any] = {
+        defaults = {
             "epochs": known["epochs"],
             "batch_size": int(known["batch_size"]),
             "clip": known["clip"],

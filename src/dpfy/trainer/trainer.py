@@ -75,6 +75,7 @@ class TrainingResult:
         stopped_early: Whether the run stopped because the accuracy on public data did not improve.
         contributing: The mean of the noisy shares of records that contributed, or None if they were
             not released.
+        unit: The unit of privacy.
     """
 
     folder: Path
@@ -84,6 +85,7 @@ class TrainingResult:
     evaluations: tuple[Evaluation, ...]
     stopped_early: bool
     contributing: float | None = None
+    unit: Unit = Unit.RECORD
 
 
 class Trainer:
@@ -110,6 +112,14 @@ class Trainer:
     everything in its folder and everything that callbacks see is a function of released values,
     declared constants and public data.
     """
+
+    def __new__(cls, config: TrainConfig | None = None, **objects: Any) -> "Trainer":
+        """Return a trainer of its own kind where labels alone are protected."""
+        if cls is Trainer and config is not None and config.protect == "labels":
+            from dpfy.trainer.label_trainer import LabelTrainer  # it builds on this class
+
+            return super().__new__(LabelTrainer)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -139,7 +149,7 @@ class Trainer:
         self.average = make_average(self.config, self.model, self.plan.steps)
         if self.config.tensorboard:
             TensorBoardLog.check()
-        self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
+        self.folder = Path(self.config.out) / (self.config.name or new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
@@ -405,7 +415,7 @@ class Trainer:
         callbacks = self._callbacks()
         with StopSignals(announce=Ranks.present().first) as stop, run:
             try:
-                _tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
                 self._save(run)
                 stopped_early = self._steps(run, callbacks, stop)
             except KeyboardInterrupt:
@@ -414,7 +424,7 @@ class Trainer:
                 self._save(run)
                 raise self._interrupted(signal.SIGINT) from None
             finally:
-                _tell(callbacks, "on_end")
+                tell(callbacks, "on_end")
             self._save(run)
         found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
         share = None if self.contributing is None else self.contributing.mean
@@ -426,6 +436,7 @@ class Trainer:
             tuple(self._evaluations),
             stopped_early,
             share,
+            self.plan.unit,
         )
 
     def _interrupted(self, number: int) -> TrainingInterrupted:
@@ -462,7 +473,7 @@ class Trainer:
                 for name, value in released.statistics.items()
                 if not value.ndim and name != Contributing.name
             }  # the share of contributing records is mentioned only if it is low
-            _tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
+            tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
             if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
                 return True
             received = ranks.largest(stop.received)
@@ -477,7 +488,7 @@ class Trainer:
         text = None if self.contributing is None else self.contributing.observe(released)
         if text is not None and Ranks.present().first:
             sys.stdout.write(f"{text}\n")
-            _tell(callbacks, "on_notice", text)
+            tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
         """Train, and yield what each step released and its learning rate."""
@@ -520,7 +531,11 @@ class Trainer:
         )
         self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
         run.measured(self._evaluations[-1].accuracy)
-        _tell(callbacks, "on_evaluation", self._evaluations[-1])
+        tell(callbacks, "on_evaluation", self._evaluations[-1])
+        return self._without_improvement()
+
+    def _without_improvement(self) -> bool:
+        """Tell whether the last evaluations on public data were no better than one before."""
         recent = [evaluation.accuracy for evaluation in self._evaluations]
         patience = self.config.early_stop
         return (
@@ -610,10 +625,12 @@ def _shared_plan(plan: Plan) -> Plan:
     )
 
 
-def _tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
+def tell(callbacks: tuple[Callback, ...], what: str, *values: Any) -> None:
+    """Call a method of all callbacks."""
     for callback in callbacks:
         getattr(callback, what)(*values)
 
 
-def _new_name(config: TrainConfig) -> str:
+def new_name(config: TrainConfig) -> str:
+    """Return a name of a run that has none: the data set and the time."""
     return f"{config.data.replace(':', '-').replace('.', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
