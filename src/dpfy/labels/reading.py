@@ -38,7 +38,9 @@ def count_of(y: Labels) -> int:
     return len(y)
 
 
-def class_numbers(y: Labels, classes: int) -> NDArray[np.int64]:
+def class_numbers(
+    y: Labels, classes: int, places: Sequence[int] | None = None
+) -> NDArray[np.int64]:
     """Return labels as whole numbers below ``classes``; what is no class counts as class 0.
 
     Numbers that are not whole, not finite or out of range count as class 0, and so does what is no
@@ -47,6 +49,7 @@ def class_numbers(y: Labels, classes: int) -> NDArray[np.int64]:
     Args:
         y: The private labels.
         classes: The declared number of classes.
+        places: The places of the labels to read; all by default.
 
     Returns:
         The class numbers.
@@ -56,18 +59,18 @@ def class_numbers(y: Labels, classes: int) -> NDArray[np.int64]:
     """
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        numbers = _numbers(y)
+        numbers = _numbers(y, range(len(y)) if places is None else places)
         valid = (numbers >= 0) & (numbers < classes) & (numbers == np.floor(numbers))
         return np.where(valid, numbers, 0).astype(np.int64)
 
 
-def _numbers(y: Labels) -> NDArray[np.float64]:
+def _numbers(y: Labels, places: Sequence[int]) -> NDArray[np.float64]:
     """Return labels as floats, NaN where there is no number."""
     if isinstance(y, torch.Tensor) and not y.is_complex():
-        return y.detach().to("cpu", torch.float64).numpy()
+        return y.detach()[list(places)].to("cpu", torch.float64).numpy()
     if isinstance(y, np.ndarray) and y.dtype.kind in "biuf":
-        return y.astype(np.float64)
-    return np.array([_number(y, place) for place in range(len(y))], dtype=np.float64)
+        return y[list(places)].astype(np.float64)
+    return np.array([_number(y, place) for place in places], dtype=np.float64)
 
 
 def _number(y: Labels, place: int) -> float:

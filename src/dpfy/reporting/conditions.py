@@ -356,6 +356,7 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
         Item("features", "Features are not protected", label_words.FEATURES),
         Item("label_inference", "Labels guessed from features", label_words.INFERENCE),
     )
+    hidden = "" if record.unit is Unit.LABEL else "Differential privacy hides who took part. "
     return (
         *(labels_alone if record.unit is Unit.LABEL else ()),
         Item(
@@ -392,8 +393,8 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
         Item(
             "population",
             "Facts about the population",
-            "Differential privacy hides who took part. What the model teaches about people in "
-            "general may be used for inferences about anybody, whether in the data or not.",
+            f"{hidden}What the model teaches about people in general may be used for inferences "
+            "about anybody, whether in the data or not.",
         ),
     )
 
@@ -413,6 +414,7 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
     ]
     values = {
         "Records": plan.get("records"),
+        "Labels": _labels(plan),
         "Expected batch size": plan.get("divisor"),
         "Sampling rate": _rate(_part(plan, "sampling")),
         "Steps": plan.get("steps"),
@@ -428,6 +430,14 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _labels(plan: dict[str, Any]) -> str | None:
+    """Return how labels alone are protected, if that is the plan."""
+    if not {"labels", "classes", "epsilon"} <= set(plan):
+        return None
+    options = "".join(f", {name} {value}" for name, value in _part(plan, "parameters").items())
+    return f"{plan['labels']} of {plan['classes']} classes at ε = {plain(plan['epsilon'])}{options}"
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:
