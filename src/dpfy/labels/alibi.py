@@ -74,7 +74,7 @@ class Alibi:
     Raises:
         InvalidArgument: If an argument is out of its range.
 
-    Reference: Esmaeili, Mironov, Prasad, Shilov & Tramèr 2021, Algorithm 2;
+    Reference: Esmaeili, Mironov, Prasad, Shilov & Tramèr 2021 (ALIBI);
     ``docs/proofs/labels.md``, Lemma 3.
 
     >>> with Ledger.in_memory() as ledger:

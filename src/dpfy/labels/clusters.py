@@ -77,7 +77,7 @@ def by_clusters(
         LedgerMismatch: If the ledger was begun for something else.
         BudgetExhausted: If the counts were drawn before, and are lost.
 
-    Reference: Esfandiari, Mirrokni, Syed & Vassilvitskii 2022, section 3;
+    Reference: Esfandiari, Mirrokni, Syed & Vassilvitskii 2022;
     ``docs/proofs/labels.md``, Lemma 4.
 
     >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])

@@ -58,7 +58,7 @@ def randomized_response(
         LedgerMismatch: If the ledger was begun for something else.
         BudgetExhausted: If the labels were drawn before, and are lost.
 
-    Reference: Warner 1965; Ghazi et al. 2021, Algorithm 2 with a uniform prior (LP-1ST).
+    Reference: Warner 1965; Ghazi et al. 2021 (LP-1ST).
 
     >>> with Ledger.in_memory() as ledger:
     ...     noisy = randomized_response([2, 0, 1], classes=3, epsilon=20.0, ledger=ledger)
@@ -100,7 +100,7 @@ class PriorResponse:
     Raises:
         InvalidArgument: If an argument is out of its range.
 
-    Reference: Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021, Algorithms 1 and 2;
+    Reference: Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021 (RRTop-k, RRWithPrior);
     ``docs/proofs/labels.md``, Lemma 1.
 
     >>> response = PriorResponse(classes=3, epsilon=20.0)
@@ -224,6 +224,9 @@ def debiased(probabilities: torch.Tensor, epsilon: float) -> torch.Tensor:
 
     Returns:
         The distributions of true labels; what would be negative is 0.
+
+    Raises:
+        InvalidArgument: If ε is not above 0.
 
     >>> debiased(torch.tensor([[0.5, 0.3, 0.2]]), epsilon=math.log(3.0))
     tensor([[0.7500, 0.2500, 0.0000]])

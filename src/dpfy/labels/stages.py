@@ -75,7 +75,7 @@ def multi_stage(
         LedgerMismatch: If the ledger was begun for something else.
         BudgetExhausted: If labels were drawn before, and are lost.
 
-    Reference: Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021, Algorithm 3;
+    Reference: Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021 (LP-MST);
     ``docs/proofs/labels.md``, Proposition 2.
 
     >>> def train_one(x, y):  # a model that knows how often classes are

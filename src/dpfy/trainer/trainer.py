@@ -48,6 +48,7 @@ from dpfy.trainer.builders import (
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.label_settings import require_records
 from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
 from dpfy.trainer.signals import StopSignals
 from dpfy.types import Budget, Interval, Unit
@@ -113,14 +114,6 @@ class Trainer:
     declared constants and public data.
     """
 
-    def __new__(cls, config: TrainConfig | None = None, **objects: Any) -> "Trainer":
-        """Return a trainer of its own kind where labels alone are protected."""
-        if cls is Trainer and config is not None and config.protect == "labels":
-            from dpfy.trainer.label_trainer import LabelTrainer  # it builds on this class
-
-            return super().__new__(LabelTrainer)
-        return super().__new__(cls)
-
     def __init__(
         self,
         config: TrainConfig | None = None,
@@ -133,6 +126,17 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config = config or TrainConfig()
+        if config.protect == "labels":
+            self._become_label_trainer(
+                config,
+                model=model,
+                train=train,
+                test=test,
+                unit_of=unit_of,
+                example_input=example_input,
+                callbacks=callbacks,
+            )
+            return
         self.config = completed(config)
         self.data = load_data(self.config, train, test, unit_of, example_input)
         torch.manual_seed(self.config.seed)
@@ -154,6 +158,15 @@ class Trainer:
         self._evaluations: list[Evaluation] = []
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
+
+    def _become_label_trainer(self, config: TrainConfig, **objects: Any) -> None:
+        """Go on as the trainer for labels alone, which shares no step with this one."""
+        from dpfy.trainer.label_trainer import LabelTrainer  # it builds on this class
+
+        if type(self) is not Trainer:
+            require_records(config.protect, type(self).__name__)
+        self.__class__ = LabelTrainer
+        LabelTrainer.__init__(self, config, **objects)  # type: ignore[arg-type] # it is one now
 
     def fit(self, *, resume_if_exists: bool = False) -> TrainingResult:
         """Train from the beginning and write everything to a new folder.
