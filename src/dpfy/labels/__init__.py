@@ -15,7 +15,7 @@ __getattr__, __all__ = exports(
         "alibi": ("Alibi", "NoisyOneHot"),
         "clusters": ("ClusteredLabels", "by_clusters", "nearest_centres"),
         "release": ("LabelRelease",),
-        "response": ("PriorResponse", "debiased", "randomized_response"),
+        "response": ("PriorResponse", "randomized_response"),
         "stages": ("Staged", "multi_stage", "staged_labels"),
     },
 )

@@ -3,7 +3,6 @@
 Tests: tests/labels/test_response.py.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -209,32 +208,6 @@ def checked_priors(priors: object, records: int, classes: int) -> NDArray[np.flo
             "Give probabilities, such as the softmax of a model's scores."
         )
     return array
-
-
-def debiased(probabilities: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return the probabilities of true labels, from those of labels after randomized response.
-
-    A model that was trained on noisy labels predicts noisy ones, which are nearly uniform at a
-    small ε. Its prediction is a poor prior until the known noise is taken out of it. This is
-    post-processing.
-
-    Args:
-        probabilities: The probabilities of noisy labels, a distribution in each row.
-        epsilon: The ε at which the labels were answered among all classes, above 0.
-
-    Returns:
-        The distributions of true labels; what would be negative is 0.
-
-    Raises:
-        InvalidArgument: If ε is not above 0.
-
-    >>> debiased(torch.tensor([[0.5, 0.3, 0.2]]), epsilon=math.log(3.0))
-    tensor([[0.7500, 0.2500, 0.0000]])
-    """
-    odds = math.exp(min(_validate.epsilon(epsilon), 700.0))
-    classes = probabilities.shape[1]
-    found = ((probabilities.double() * (odds + classes - 1) - 1) / (odds - 1)).clamp(min=0)
-    return (found / found.sum(1, keepdim=True)).to(probabilities.dtype)
 
 
 def uniform_priors(records: int, classes: int) -> NDArray[np.float64]:

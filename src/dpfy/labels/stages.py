@@ -56,8 +56,7 @@ def multi_stage(
 
     Args:
         train_one: A function of features and noisy labels that returns a predictor. Called with
-            features, the predictor returns the probabilities of all classes for each record; those
-            of true labels are the best prior: see :func:`debiased`.
+            features, the predictor returns the probabilities of all classes for each record.
         x: The public features: a tensor or an array, one row for each record.
         y: The private labels, as class numbers from 0; what is no class counts as class 0.
         classes: The declared number of classes, at least 2.

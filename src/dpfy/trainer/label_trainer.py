@@ -18,14 +18,7 @@ from torch.utils.data import TensorDataset
 
 from dpfy.accounting import account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
-from dpfy.labels import (
-    Alibi,
-    NoisyOneHot,
-    by_clusters,
-    debiased,
-    randomized_response,
-    staged_labels,
-)
+from dpfy.labels import Alibi, NoisyOneHot, by_clusters, randomized_response, staged_labels
 from dpfy.ledger import Ledger
 from dpfy.reporting import RunFacts, report
 from dpfy.run.ranks import Ranks
@@ -200,8 +193,7 @@ class LabelTrainer(Trainer):
                 def train_one(x: torch.Tensor, labels: torch.Tensor) -> Callable[..., Any]:
                     for _ in self._steps_on(x, _fixed(labels)):
                         self._heed(stop)
-                    predict = _predictor(self._evaluated_model())
-                    return lambda features: debiased(predict(features), epsilon)
+                    return _predictor(self._evaluated_model())
 
                 return _fixed(
                     staged_labels(train_one, x, y, classes, epsilon, ledger=ledger, **options)
