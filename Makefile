@@ -79,14 +79,15 @@ docs: figures
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
-FIGURES := accountants adaptive algorithms budget-curves dpis one-step-walk planning-batches accuracy
+FIGURES := accountants adaptive algorithms budget-curves correlated dpis individual individual-accuracy one-step-walk planning-batches accuracy
 figures: $(FIGURES:%=docs/_static/%.svg)
 
 docs/_static/one-step-walk.svg: docs/figures/one_step.py src/dpfy/run/step.py src/dpfy/run/run.py
 docs/_static/budget-curves.svg: docs/figures/budget_curves.py
 docs/_static/planning-batches.svg: docs/figures/planning.py
+docs/_static/individual-accuracy.svg: docs/figures/individual_accuracy.py $(wildcard experiments/results/idpsgd-*.json)
 docs/_static/accuracy.svg: docs/figures/accuracy.py experiments/plots.py $(wildcard experiments/results/*.json)
-$(foreach name,accountants adaptive algorithms dpis,$(eval docs/_static/$(name).svg: docs/figures/$(name).py))
+$(foreach name,accountants adaptive algorithms correlated dpis individual,$(eval docs/_static/$(name).svg: docs/figures/$(name).py))
 docs/_static/%.svg: | setup
 	PYTHONPATH=. $(BIN)/python $<
 

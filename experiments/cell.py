@@ -11,7 +11,8 @@ from dpfy.data import NAMES
 from dpfy.errors import InvalidArgument
 from experiments.features import FEATURES
 from experiments.methods import kind_of
-from experiments.parts import AUGMENTATIONS, SCHEDULES, check_network
+from experiments.parts import AUGMENTATIONS, check_network
+from experiments.schedules import SCHEDULES
 
 _ABOUT = (
     "experiment",

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 import dpfy
+from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import named_schedule
 from dpfy.mechanisms.controllers.names import named
 from dpfy.models import TemperedSigmoid
 from dpfy.optim import ADADP
 from dpfy.trainer.options import named_clipping, named_optimizer
+from experiments import individual
+from experiments.schedules import factors
 
 if TYPE_CHECKING:
     from experiments.cell import Cell
@@ -30,6 +33,10 @@ METHODS = (
     "quantile",
     "adadp",
     "adam",
+    "idp-sample",
+    "idp-scale",
+    "cyclic",
+    "ftrl",
     *_SCHEDULES,
 )
 
@@ -41,7 +48,7 @@ def kind_of(method: str) -> str:
     ('time', 'dpis')
     """
     kind = method.partition(":")[0]
-    if kind not in METHODS or (kind in ("dp-sgd", "adam") and method != kind):
+    if kind not in METHODS or (kind in ("dp-sgd", "adam", "cyclic") and method != kind):
         raise InvalidArgument(f"Expected method={method!r} to be one of {', '.join(METHODS)}.")
     if kind in (*_SCHEDULES, "decay"):
         named_schedule(_schedule(method))
@@ -51,7 +58,29 @@ def kind_of(method: str) -> str:
         named_optimizer(method)
     elif kind in _OWN:
         named("method", method, _OWN)
+    elif kind == "ftrl":
+        _validate.choice("strategy", method.partition(":")[2], tuple(_FTRL))
+    elif individualised(method):
+        individual.groups(case_of(method))
     return kind
+
+
+def individualised(method: str) -> bool:
+    """Return whether groups of records have an ε of their own.
+
+    >>> individualised("idp-scale:1"), individualised("dpis:0.6")
+    (True, False)
+    """
+    return method.startswith("idp-")
+
+
+def case_of(method: str) -> str:
+    """Return the case of the groups' ε that an individualised method names.
+
+    >>> case_of("idp-sample:2")
+    '2'
+    """
+    return method.partition(":")[2]
 
 
 def method_name(method: str) -> str:
@@ -74,7 +103,9 @@ def accounting(method: str) -> str:
 
 
 def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
-    """Return the plan of a cell for so many records, without its noise."""
+    """Return the plan of a cell for so many records, without its noise unless groups have an ε of
+    their own.
+    """
     kind = kind_of(cell.method)
     if kind in ("dpis", "dpis-released"):
         return dpfy.dpis(
@@ -83,6 +114,35 @@ def make_plan(cell: "Cell", records: int) -> dpfy.Plan:
             steps=cell.steps,
             clip=cell.clip,
             **named("method", cell.method, _OWN),
+        )
+    if individualised(cell.method):
+        return dpfy.idpsgd(
+            records=records,
+            batch_size=cell.rate * records,
+            steps=cell.steps,
+            clip=cell.clip,
+            groups=individual.groups(case_of(cell.method)),
+            delta=cell.delta,
+            method=kind.removeprefix("idp-"),
+        )
+    if kind == "ftrl":
+        return dpfy.dpftrl(
+            records=records,
+            batch_size=round(cell.rate * records),
+            steps=cell.steps,
+            clip=cell.clip,
+            momentum=cell.momentum,
+            learning_rates=factors(cell.schedule, cell.steps),
+            **_FTRL[cell.method.partition(":")[2]],
+        )
+    if kind == "cyclic":
+        return dpfy.dpsgd(
+            records=records,
+            batch_size=round(cell.rate * records),
+            steps=cell.steps,
+            clip=cell.clip,
+            sampling="cyclic",
+            relation="zero_out",
         )
     options: dict[str, Any] = {}
     if kind in (*_SCHEDULES, "decay"):
@@ -141,6 +201,11 @@ def _tempered(scale: float, temperature: float, offset: float) -> dict[str, floa
     return {"scale": scale, "temperature": temperature, "offset": offset}
 
 
+_FTRL: dict[str, dict[str, Any]] = {
+    "blt": {"strategy": "blt"},
+    "banded": {"strategy": "banded"},
+    "poisson": {"strategy": "banded", "sampling": "cyclic_poisson"},
+}
 _OWN: dict[str, Callable[..., dict[str, Any]]] = {
     "dpis": _dpis,
     "dpis-released": _dpis_released,

@@ -1,6 +1,5 @@
 """What a cell names: data and its split, networks, schedules, augmentations, and the measure."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -64,14 +63,6 @@ NETWORKS = (*_NETWORKS, *_ACTIVATED)
 _SOURCES: dict[str, Callable[[str | Path | None], DataSource]] = {
     "minilm": minilm.all_words,
     "minilm-below-last": minilm.all_words,
-}
-
-# Of the share of the plan that is behind: a step that was lost shortens training and leaves the
-# schedule as it was.
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
 }
 
 AUGMENTATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor] | None] = {

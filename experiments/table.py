@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
+from typing import Any
 
 from experiments.cell import Cell, by_experiment
 from experiments.configs import CELLS
@@ -83,13 +84,29 @@ def _notes(cells: Sequence[Cell], place: Place) -> list[str]:
     notes = ["", *dict.fromkeys(f"Settings: {cell.found}" for cell in cells)]
     for cell in cells:
         entry = place.find(cell)
-        for run in entry["config"]["runs"] if entry is not None else ():
+        runs = entry["config"]["runs"] if entry is not None else []
+        if runs and runs[0].get("groups"):
+            notes.append(_groups(runs))
+        for run in runs:
             if run["lost_steps"]:
                 notes.append(
                     f"ε {cell.epsilon:g}, seed {run['seed']}: {run['lost_steps']} of "
                     f"{run['steps']} steps were paid for and lost to an interruption."
                 )
     return notes
+
+
+def _groups(runs: Sequence[dict[str, Any]]) -> str:
+    """What each group was promised: the largest ε and true positive rate of all runs."""
+    together = zip(*(run["groups"] for run in runs), strict=True)
+    words = (
+        f"{same[0][0]} ε {claim(max(each[1] for each in same))} "
+        f"({100 * max(each[2] for each in same):.1f} %)"
+        for same in together
+    )
+    return (
+        f"Groups, with the largest true positive rate at 1 % false positives: {', '.join(words)}."
+    )
 
 
 def _lines(rows: Iterable[Sequence[str]]) -> list[str]:

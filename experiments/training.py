@@ -17,11 +17,15 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import dpfy
+from dpfy.accounting.conversions import tpr_at_fpr
 from dpfy.errors import CheckpointError
+from dpfy.reporting.attacks import FALSE_ALARM
 from dpfy.run.checkpoint import FILE as CHECKPOINT
 from experiments.cell import Cell
-from experiments.methods import make_optimizer, make_plan
-from experiments.parts import SCHEDULES, Task, loss_of, make_network, percent_right, varied
+from experiments.individual import members
+from experiments.methods import individualised, make_optimizer, make_plan
+from experiments.parts import Task, loss_of, make_network, percent_right, varied
+from experiments.schedules import SCHEDULES
 
 LEDGER, SETTINGS = "ledger.dpl", "settings.json"
 _READINGS = {
@@ -43,7 +47,11 @@ class Outcome:
     accuracy.
 
     ``steps`` are those that were charged; of these, ``lost_steps`` were paid for and are not in the
-    model."""
+    model.
+
+    Where groups of records have an ε of their own, ``epsilon`` is that of the weakest, and
+    ``groups`` has for each its name, its ε, and the largest true positive rate of an attack on one
+    of its records at 1 % false positives."""
 
     seed: int
     accuracy: float
@@ -56,6 +64,7 @@ class Outcome:
     seconds: float
     ledger_head: str
     curve: tuple[tuple[int, float, float], ...] = ()
+    groups: tuple[tuple[str, float, float], ...] = ()
 
 
 class Deadline:
@@ -117,12 +126,26 @@ class Training:
         ledger, records = self.folder / LEDGER, varied(self.cell, self.task.train)
         if (self.folder / CHECKPOINT).exists():
             run = dpfy.resume(
-                self.folder, self.model, self.optimizer, records, ledger, extra=self._stateful()
+                self.folder,
+                self.model,
+                self.optimizer,
+                records,
+                ledger,
+                extra=self._stateful(),
+                **self._groups(),
             )
             self._seconds, self._curve = run.restored["seconds"], run.restored["curve"]
             self._lost = run.restored["lost_steps"] + run.lost_steps
             return run
-        return dpfy.privatize(self.model, self.optimizer, records, self._plan(ledger), ledger)
+        return dpfy.privatize(
+            self.model, self.optimizer, records, self._plan(ledger), ledger, **self._groups()
+        )
+
+    def _groups(self) -> dict[str, Any]:
+        """Who is in which group, if groups have an ε of their own."""
+        if not individualised(self.cell.method):
+            return {}
+        return {"group_of": members(len(self.task.train))}
 
     def _plan(self, ledger: Path) -> dpfy.Plan:
         """The plan of the cell, or the one that was registered before a run was killed and could
@@ -137,9 +160,10 @@ class Training:
                 )
             if begun.header is not None and begun.header.plan is not None:
                 return dpfy.Plan.from_json(begun.header.plan)
-        return make_plan(self.cell, self.task.records).calibrate(
-            epsilon=self.cell.epsilon, delta=self.cell.delta
-        )
+        plan = make_plan(self.cell, self.task.records)
+        if plan.noise_multiplier is not None:
+            return plan
+        return plan.calibrate(epsilon=self.cell.epsilon, delta=self.cell.delta)
 
     def _steps(self, run: dpfy.Run, watch: Watch) -> Iterator[float]:
         """Take steps, save after each, and yield how long it took."""
@@ -207,6 +231,10 @@ class Training:
             seconds=self._seconds,
             ledger_head=ledger.head_hash,
             curve=tuple((int(step), epsilon, accuracy) for step, epsilon, accuracy in self._curve),
+            groups=tuple(
+                (name, each.claim(self.cell.delta), tpr_at_fpr(each, FALSE_ALARM))
+                for name, each in getattr(spent, "groups", {}).items()
+            ),
         )
 
 

@@ -36,6 +36,10 @@ SAYS = {
     "validation_decay": r"step 3: accuracy .*\n(.*\n)+\d+ steps, epsilon 3\.000 ",
     "adadp": r"step 15: learning rate [\d.]+\n(.*\n)+45 steps, epsilon (2\.99\d|3\.000) ",
     "dpis": r"noise multiplier \d\.\d+, \d\.\d+ over .*\n23 steps, epsilon (2\.99\d|3\.000) ",
+    "dpftrl": r"64 steps, epsilon (2\.99\d|3\.000) ",
+    "idpsgd": r"(.*\n){3}23 steps, epsilon strict (0\.99\d|1\.000), usual (1\.99\d|2\.000), open "
+    r"(2\.99\d|3\.000) ",
+    "individual_filter": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "dp_adam": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",
     "line_search": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",

@@ -4,8 +4,18 @@ added.
 
 from pathlib import Path
 
-from dpfy.accounting import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter, supported
+from dpfy.accounting import (
+    DominatedBy,
+    Filter,
+    GaussianFilter,
+    IndividualFilter,
+    RenyiFilter,
+    ZcdpFilter,
+    supported,
+)
 from dpfy.accounting.filters import Additive
+from dpfy.accounting.rules import NOISES
+from dpfy.ledger.individual import BOUNDS
 from dpfy.types import Relation
 
 TARGET = Path(__file__).parents[1] / "reference" / "support-matrix.md"
@@ -26,6 +36,16 @@ A query that is answered once, such as a choice, is a step on all records: `Samp
 
 """
 
+_GROUPS = """
+## Groups of records with rates and bounds of their own
+
+A step with `Individual` sampling has no cell of its own: there is one guarantee for each group, by the cells of
+`poisson` at the rate and the bound of the group, and events without groups count for all of them. The bound of a group
+multiplies that of the query. Queries other than {queries} have none: there all groups need the bound 1. Filters refuse
+such steps.
+
+"""
+
 _FILTERS = """
 ## Steps that were chosen from outputs
 
@@ -39,8 +59,25 @@ FILTERS: dict[type[Filter], str] = {
     ZcdpFilter: "ρ-zCDP",
     GaussianFilter: "μ-GDP, exactly",
     DominatedBy: "PLD or RDP of the committed list",
+    IndividualFilter: "that of each record's own filter",
 }
 """What is guaranteed."""
+
+_REWARDS = {True: "yes", False: "no"}
+
+_COMPARED: dict[type[Filter], tuple[str, str, str]] = {
+    DominatedBy: (
+        "poisson",
+        "gaussian; another if it is the committed step itself",
+        "where the method has a rule",
+    ),
+    IndividualFilter: (
+        "filtered_poisson; what is aside pays for others",
+        "gaussian",
+        "add_or_remove_one, zero_out",
+    ),
+}
+"""What is admitted by filters that do not add up costs of events."""
 
 
 def page() -> str:
@@ -76,7 +113,12 @@ def page() -> str:
     filters = _table(
         ("filter", "sampler", "noise", "relation", "rewards sampling", "guarantee"),
         [
-            (f"`{rule.__name__}`", *admitted, "yes" if rule.rewards_sampling else "no", words)
+            (
+                f"`{rule.__name__}`",
+                *admitted,
+                _REWARDS.get(rule.rewards_sampling, "as its own"),
+                words,
+            )
             for rule, words in FILTERS.items()
             for admitted in _admitted(rule)
         ],
@@ -89,9 +131,16 @@ def page() -> str:
         + "\nRules:\n\n"
         + "\n".join(rules)
         + "\n"
+        + _GROUPS.format(queries=_scaled_queries())
         + _FILTERS
         + filters
     )
+
+
+def _scaled_queries() -> str:
+    """The noises whose queries have a bound that groups may have multiples of."""
+    *most, last = sorted(NOISES[query] for query in BOUNDS)
+    return f"{', '.join(most)} and {last}"
 
 
 def _events(methods: list[str], number: dict[str, int]) -> list[tuple[str, ...]]:
@@ -116,13 +165,7 @@ def _events(methods: list[str], number: dict[str, int]) -> list[tuple[str, ...]]
 def _admitted(rule: type[Filter]) -> list[tuple[str, str, str]]:
     """The samplers, noises and relations whose steps the filter can admit: those of its table."""
     if not issubclass(rule, Additive):
-        return [
-            (
-                "poisson",
-                "gaussian; another if it is the committed step itself",
-                "where the method has a rule",
-            )
-        ]
+        return [_COMPARED[rule]]
     relations: dict[tuple[str, str], set[str]] = {}
     for row in supported():
         if (

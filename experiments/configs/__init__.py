@@ -1,13 +1,24 @@
 """Every experiment by its name: a module per paper, a cell per result."""
 
 from experiments.cell import Cell
-from experiments.configs import adaptive_review, digits, dpis, finetune, large_rates, scattering
+from experiments.configs import (
+    adaptive_review,
+    correlated,
+    digits,
+    dpis,
+    finetune,
+    idpsgd,
+    large_rates,
+    scattering,
+)
 
 CELLS: tuple[Cell, ...] = (
     *large_rates.CELLS,
     *scattering.CELLS,
     *dpis.CELLS,
     *adaptive_review.CELLS,
+    *idpsgd.CELLS,
+    *correlated.CELLS,
     *finetune.CELLS,
     *digits.CELLS,
 )

@@ -60,8 +60,10 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         Statistic as Statistic,
     )
     from dpfy.mechanisms.statistics import soft_accuracy as soft_accuracy
+    from dpfy.plans.dpftrl import dpftrl as dpftrl
     from dpfy.plans.dpis import dpis as dpis
     from dpfy.plans.dpsgd import dpsgd as dpsgd
+    from dpfy.plans.idpsgd import idpsgd as idpsgd
     from dpfy.plans.plan import Plan as Plan
     from dpfy.records.users import Users as Users
     from dpfy.run.checkpoint import resume as resume
@@ -113,7 +115,7 @@ _HOMES = {
     "mechanisms.groups": ("clip_automatically", "clip_groups", "clip_jointly"),
     "mechanisms.query": ("Contributing", "RecordNormsBelow", "SampleSize", "Statistic"),
     "mechanisms.statistics": ("soft_accuracy",),
-    "plans": ("Plan", "dpis", "dpsgd"),
+    "plans": ("Plan", "dpftrl", "dpis", "dpsgd", "idpsgd"),
     "records.users": ("Users",),
     "run.checkpoint": ("resume",),
     "run.contributing": ("ContributingShare",),

@@ -3,9 +3,10 @@
 Tests: tests/accounting/test_guarantee.py, tests/plans/test_plan.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
@@ -44,6 +45,63 @@ class Interval(NamedTuple):
     lower: float
     upper: float
 
+    def to_json(self) -> Any:
+        """Return the interval as plain JSON values."""
+        return list(self)
+
+
+class GroupInterval(Interval):
+    """Certified brackets of a privacy parameter, one for each group of records.
+
+    ``lower`` and ``upper`` bracket the weakest group's: ``upper`` is all that may be claimed for
+    every record.
+
+    Args:
+        groups: the bracket of each group, by name; at least one.
+
+    >>> found = GroupInterval({"strict": Interval(0.9, 1.0), "open": Interval(2.8, 3.0)})
+    >>> found.upper, found.weakest, found.groups["strict"].upper
+    (3.0, 'open', 1.0)
+    """
+
+    groups: Mapping[str, Interval]
+
+    def __new__(cls, groups: Mapping[str, Interval]) -> Self:
+        """Return the bracket of the weakest group, which knows those of all."""
+        self = super().__new__(
+            cls,
+            max(each.lower for each in groups.values()),
+            max(each.upper for each in groups.values()),
+        )
+        self.groups = dict(groups)
+        return self
+
+    @property
+    def weakest(self) -> str:
+        """The name of the group with the largest upper end; the first of equals."""
+        return max(self.groups, key=lambda name: self.groups[name].upper)
+
+    def to_json(self) -> Any:
+        """Return the interval of each group as plain JSON values."""
+        return {name: each.to_json() for name, each in self.groups.items()}
+
+    def __repr__(self) -> str:
+        return f"GroupInterval({dict(self.groups)!r})"
+
+    def __getnewargs__(self) -> tuple[Mapping[str, Interval]]:  # type: ignore[override]
+        return (self.groups,)
+
+
+def interval_from_json(value: Any) -> Interval:
+    """Return the interval, or the intervals of groups, that ``to_json`` wrote.
+
+    >>> interval_from_json(GroupInterval({"strict": Interval(0.9, 1.0)}).to_json()).groups
+    {'strict': Interval(lower=0.9, upper=1.0)}
+    """
+    if isinstance(value, Mapping):
+        return GroupInterval({name: Interval(*each) for name, each in value.items()})
+    return Interval(*value)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -63,6 +121,10 @@ class Budget:
     def __post_init__(self) -> None:
         _validate.epsilon(self.epsilon)
         _validate.delta(self.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the budget as plain JSON values."""
+        return {"epsilon": self.epsilon, "delta": self.delta}
 
 
 @dataclass(frozen=True)
@@ -99,3 +161,31 @@ class GroupBudgets:
         """Return the budget of a group."""
         _validate.choice("group", name, self.names)
         return Budget(self.epsilons[self.names.index(name)], self.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the budgets as plain JSON values."""
+        return {
+            "names": list(self.names),  # in lists, because a ledger sorts the names of fields
+            "epsilons": list(self.epsilons),
+            "delta": self.delta,
+        }
+
+
+def budget_from_json(value: Mapping[str, Any]) -> Budget | GroupBudgets:
+    """Return the budget, or the budgets of groups, that ``to_json`` wrote.
+
+    Raises:
+        InvalidArgument: if it is neither.
+
+    >>> budget_from_json(GroupBudgets(("strict", "open"), (1.0, 3.0), 1e-5).to_json()).of("open")
+    Budget(epsilon=3.0, delta=1e-05)
+    """
+    try:
+        if set(value) == {"names", "epsilons", "delta"}:
+            return GroupBudgets(tuple(value["names"]), tuple(value["epsilons"]), value["delta"])
+        return Budget(**value)
+    except TypeError:
+        raise InvalidArgument(
+            "Expected a budget of 'epsilon' and 'delta', or 'names', 'epsilons' and 'delta' of "
+            "groups."
+        ) from None

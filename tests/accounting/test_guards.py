@@ -6,7 +6,8 @@ from dpfy.accounting import EnvelopeGuard, account
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
-from dpfy.types import Budget
+from dpfy.ledger.individual import Individual
+from dpfy.types import Budget, GroupBudgets, budget_from_json
 
 A = Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),))
 B = Sampled(Poisson(0.1), (SumQuery(1.0, 2.0),))
@@ -117,3 +118,56 @@ def test_unknown_relation_and_method_are_refused():
         EnvelopeGuard((Repeated(A, 1),), None, "none")
     with pytest.raises(InvalidArgument):
         EnvelopeGuard((Repeated(A, 1),), None, method="none")
+
+
+GROUPS = Individual(("strict", "open"), (0.01, 0.03), (1.0, 1.0), (0.5, 0.5))
+GROUPED = Sampled(GROUPS, A.queries)
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("epsilons", "first", "rate"), [((1.0, 9.0), "strict", 0.01), ((9.0, 2.5), "open", 0.03)]
+)
+def test_the_first_group_without_budget_stops_all(method, epsilons, first, rate):
+    budget = GroupBudgets(GROUPS.names, epsilons, 1e-5)
+    guard = EnvelopeGuard((Repeated(GROUPED, 400),), budget, method=method)
+    alone = Repeated(Sampled(Poisson(rate), A.queries), 400)
+    assert guard.limit == EnvelopeGuard((alone,), budget.of(first), method=method).limit
+    assert 0 < guard.limit < 400
+    guard.record(GROUPED, guard.limit)
+    with pytest.raises(BudgetExhausted, match=f"the budget of group '{first}' would be exceeded"):
+        guard.admit(GROUPED, 1)
+
+
+def test_one_budget_for_all_holds_for_the_weakest_group():
+    guard = EnvelopeGuard((Repeated(GROUPED, 400),), Budget(2.5, 1e-5))
+    alone = Repeated(Sampled(Poisson(0.03), A.queries), 400)
+    assert 0 < guard.limit == EnvelopeGuard((alone,), Budget(2.5, 1e-5)).limit < 400
+
+
+@pytest.mark.parametrize(
+    ("step", "names", "message"),
+    [
+        (GROUPED, ("strict", "wide"), "budget names the group 'wide'.*'strict', 'open'"),
+        (GROUPED, ("strict",), "events name the group 'open', which has no budget"),
+        (A, ("strict",), "'strict', and no event does; events name no group"),
+    ],
+)
+def test_groups_of_budget_and_events_are_the_same(step, names, message):
+    budget = GroupBudgets(names, (1.0,) * len(names), 1e-5)
+    with pytest.raises(InvalidArgument, match=message):
+        EnvelopeGuard((Repeated(step, 2),), budget)
+
+
+def test_a_ledger_declares_and_remembers_the_budget_of_each_group(tmp_path):
+    budget = GroupBudgets(GROUPS.names, (0.9, 9.0), 1e-5)
+    envelope = (Repeated(GROUPED, 400),)
+    path = tmp_path / "run.dpl"
+    header = Header(envelope=envelope)
+    with Ledger.open(path, EnvelopeGuard(envelope, budget), header) as ledger:
+        ledger.reserve(GROUPED)
+    read = Ledger.read(path).header
+    declared = {"names": ["strict", "open"], "epsilons": [0.9, 9.0], "delta": 1e-5}
+    assert read.guard["budget"] == declared
+    assert budget_from_json(read.guard["budget"]) == budget
+    assert account(path).groups["strict"].steps == 1

@@ -11,7 +11,18 @@ from dpfy.accounting.individual import (
 )
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
-from dpfy.ledger.events import Cyclic, LaplaceSum, Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import (
+    Cyclic,
+    FixedSize,
+    LaplaceSum,
+    NonPrivate,
+    Poisson,
+    Repeated,
+    Sampled,
+    SumQuery,
+)
+from dpfy.ledger.individual import Individual
+from dpfy.ledger.one_shot import RandomizedAnswer
 
 STEPS, DELTA, SHARES, EPSILONS = 3495, 1e-5, (0.34, 0.43, 0.23), (1.0, 2.0, 3.0)
 RATE = 512 / 60_000
@@ -103,6 +114,25 @@ def test_a_group_like_all_others_has_the_guarantee_of_all():
     assert bounded.claim(DELTA) < 0.6 * account(epochs, relation="zero_out").claim(DELTA)
 
 
+def test_a_bound_of_a_group_does_not_shrink_the_records_that_take_its_place():
+    """One of two records is drawn, the other is ten noises away: what is seen near the group's
+    record then tells of no other, and costs what it would cost without sampling.
+    """
+    step, group = Sampled(FixedSize(1, 2), (SumQuery(1.0, 0.1),)), {"a": Group(bound=0.1)}
+    seen = account(Sampled(Poisson(1.0), (SumQuery(0.1, 0.1),)), relation="replace_one")
+    drawn = Sampled(FixedSize(1, 2), (SumQuery(0.1, 0.1),))  # as if all records had that bound
+    assert account(drawn, relation="replace_one").delta(3.0).upper < 0.5 * seen.delta(3.0).lower
+    with pytest.raises(UnsupportedEvent, match="whose bounds are not the group's"):
+        account_groups(step, group, relation="replace_one")
+
+
+def test_other_noise_is_accounted_by_the_bound_of_the_group():
+    step = Sampled(Poisson(0.1), (LaplaceSum(1.0, 1.0),))
+    half = Sampled(Poisson(0.1), (LaplaceSum(0.5, 1.0),))
+    found = account_groups(step, {"a": Group(bound=0.5)})["a"]
+    assert found.claim(DELTA) == account(half).claim(DELTA)
+
+
 def test_what_has_no_groups_is_refused():
     with pytest.raises(UnsupportedEvent, match="Poisson"):
         account_groups(
@@ -110,8 +140,14 @@ def test_what_has_no_groups_is_refused():
             {"a": Group(rate=0.1)},
             relation="zero_out",
         )
-    with pytest.raises(UnsupportedEvent, match="sampled sums"):
-        account_groups(Sampled(Poisson(0.1), (LaplaceSum(1.0, 1.0),)), {"a": Group()})
+    with pytest.raises(UnsupportedEvent, match="randomized_response"):
+        answer = Sampled(Poisson(0.1), (RandomizedAnswer(0.75),))
+        account_groups(answer, {"a": Group(bound=0.5)})
+    with pytest.raises(UnsupportedEvent, match="sampled steps, not for 'non_private'"):
+        account_groups(NonPrivate("a test"), {"a": Group()})
+    named = Individual(("strict", "open"), (0.1, 0.2), (1.0, 1.0), (0.5, 0.5))
+    with pytest.raises(UnsupportedEvent, match="groups of their own: strict, open"):
+        account_groups(Sampled(named, (SumQuery(1.0, 1.0),)), {"a": Group()})
     rule = ZcdpFilter(1.0)
     with (
         Ledger.in_memory(rule.guard(), Header(filter=rule.to_json())) as ledger,

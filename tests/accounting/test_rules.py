@@ -18,10 +18,13 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
+    ExponentialChoice,
     LabelAnswer,
+    ListedChoice,
     NoisyMax,
     RandomizedAnswer,
 )
@@ -36,6 +39,7 @@ EXAMPLES = {
     Cyclic: [Cyclic(50, 1000)],
     BallsInBins: [BallsInBins(20, 1000)],
     Importance: [Importance(0.05, 2.0**-10)],
+    FilteredPoisson: [FilteredPoisson(0.05), FilteredPoisson(1.0)],
 }
 
 
@@ -87,9 +91,11 @@ def test_a_record_set_to_zero_costs_what_an_absent_one_does():
     for method, policy, query, relation in RULES:
         if policy is Poisson and relation == "zero_out" and query not in (SumQuery, LaplaceSum):
             asked = QUERIES.get(query, query)(1.0, 2.0)
+            # a listed choice has no rule for absence: it is an exponential one for a given list
+            alike = ExponentialChoice if query is ListedChoice else query
             zeroed, absent = (
-                RULES[method, policy, query, name].pair(Poisson(0.3), asked)
-                for name in (relation, "add_or_remove_one")
+                RULES[method, policy, kind, name].pair(Poisson(0.3), asked)
+                for kind, name in ((query, relation), (alike, "add_or_remove_one"))
             )
             assert zeroed == absent
 

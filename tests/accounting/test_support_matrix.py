@@ -23,6 +23,7 @@ from dpfy.ledger.events import (
     Shuffled,
     TruncatedPoisson,
 )
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.ledger.one_shot import AboveThreshold, LabelAnswer, RandomizedAnswer
 from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.types import Relation
@@ -38,6 +39,7 @@ POLICIES = {
         Cyclic(10, 100),
         BallsInBins(10, 100),
         Importance(0.1, 2.0**-10),
+        FilteredPoisson(0.1),
     )
 }
 ANSWERS = {

@@ -13,6 +13,7 @@ from dpfy.cli.app import main
 from dpfy.cli.commands import command, walk
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import NonPrivate, Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.individual import Individual
 from dpfy.trainer.config import all_settings
 
 EPSILON = [
@@ -178,6 +179,26 @@ def test_account_takes_queries_that_are_answered_once(run, tmp_path):
     values = strict(run("account", path, "--delta", 1e-5, "--json")[1])
     alone = account(Repeated(STEP, 3)).claim(1e-5)
     assert alone < values["epsilon"] <= alone + 0.5 + 1e-9 and values["noise_multiplier"] is None
+
+
+def test_account_has_a_row_for_each_group_of_records(run, tmp_path):
+    groups = Individual(("strict", "open"), (0.02, 0.1), (0.5, 1.5), (0.5, 0.5))
+    step = Sampled(groups, (SumQuery(1.0, 2.0),))
+    with Ledger.open(tmp_path / "run.dpl", header=Header(envelope=(Repeated(step, 30),))) as ledger:
+        ledger.reserve(step)
+    values = json.loads(run("account", tmp_path / "run.dpl", "--delta", "1e-5", "--json")[1])
+    found = account(ledger)
+    assert values["epsilon"] == found.claim(1e-5)
+    for name, rate, noise in (("strict", 0.02, 4.0), ("open", 0.1, 2 / 1.5)):
+        each = values["groups"][name]
+        assert each["epsilon"] == found.groups[name].claim(1e-5)
+        assert (each["rate"], each["noise_multiplier"]) == (rate, pytest.approx(noise))
+        registered = found.envelope.groups[name].claim(1e-5)
+        assert values["envelope"]["groups"][name]["epsilon"] == registered
+    code, out, err = run("account", tmp_path / "run.dpl", "--delta", "1e-5")
+    assert (code, err) == (0, "")
+    assert "group 'open', the weakest of 2" in out
+    assert out.count("\n  strict  epsilon ") == out.count("\n  open    epsilon ") == 2
 
 
 def test_version(run):

@@ -12,6 +12,7 @@ from dpfy.accounting.group import group_epsilon
 from dpfy.cli.app import main
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.individual import Individual
 
 STEP = Sampled(Poisson(0.1), (SumQuery(1.0, 2.0),))
 REGISTERED = (Repeated(STEP, 30),)
@@ -58,6 +59,25 @@ def test_groups_of_replaced_records_follow_from_the_curve(run, tmp_path):
     )
     expected = group_claim(account(REGISTERED, relation="replace_one"), 2, 1e-5)
     assert json.loads(out)["group_epsilon"] == expected
+
+
+def test_each_group_of_records_is_converted_by_itself(run, tmp_path):
+    groups = Individual(("strict", "open"), (0.02, 0.1), (1.0, 1.0), (0.5, 0.5))
+    steps = (Repeated(Sampled(groups, STEP.queries), 30),)
+    with Ledger.open(tmp_path / "run.dpl", header=Header(envelope=steps)):
+        pass
+    values = json.loads(run(tmp_path / "run.dpl", "--delta", "1e-5", "--json")[1])
+    for name, each in account(steps).groups.items():
+        assert values["groups"][name] == {
+            "epsilon": each.claim(1e-5),
+            "mu": dominating_mu(each, 1e-5).mu,
+            "membership_advantage": membership_advantage(each),
+            "tpr": tpr_at_fpr(each, 0.001),
+        }
+    open_ = values["groups"]["open"]
+    assert {name: values[name] for name in open_} == open_  # the weakest, whatever is asked
+    out = run(tmp_path / "run.dpl", "--delta", "1e-5")[1]
+    assert "of the weakest group" in out and "\n  strict  epsilon 0." in out
 
 
 def test_a_filter_is_converted_by_its_limit(run, tmp_path):

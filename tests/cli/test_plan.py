@@ -10,6 +10,7 @@ from dpfy.cli.app import main
 from dpfy.planning import solve
 
 BUDGET = ["--epsilon", "3", "--delta", "1e-5"]
+CORRELATED = ["plan", "correlated", "--records", "1000", "--batch-size", "100", "--epochs", "10"]
 CONTOURS = ["plan", "--records", "60000", *BUDGET, "--epochs", "60", "--rates", "0.1:1"]
 
 
@@ -259,7 +260,9 @@ def test_resources_of_a_model(run, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("command", [[], ["advise"], ["strategy"], ["resources"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [[], ["advise"], ["strategy"], ["resources"], ["correlated"]], ids=" ".join
+)
 def test_every_command_shows_how_it_is_called(run, command):
     code, out, err = run("plan", *command, "--help")
     assert (
@@ -273,6 +276,7 @@ def test_what_needs_no_model_does_not_load_torch(tmp_path):
     commands = [
         ["plan", "--rate", "0.1", "--steps", "5", *BUDGET],
         ["plan", "strategy", "compute"],
+        [*CORRELATED[:-1], "1", *BUDGET],
         ["plan", "--plot", "page.html"],
         ["plan", "strategy", "compute", "--public", "digits"],
         [
@@ -298,5 +302,41 @@ def test_what_needs_no_model_does_not_load_torch(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert (
-        done.stdout.splitlines()[-1] == "[0, 0, 0, 2, 0] set()"
-    )  # the fourth lacks what describes the run
+        done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 2, 0] set()"
+    )  # the fifth lacks what describes the run
+
+
+def test_correlated_noise_is_compared_with_dpsgd(run):
+    code, out, _ = run(*CORRELATED, "--epsilon", "8", "--delta", "1e-5")
+    assert code == 0
+    assert "DP-SGD" in out and "10 bands" in out and "4 buffers" in out
+    assert "If their order is fixed, take 10 bands, fixed order" in out
+    assert "If records can be drawn at random, take" in out
+
+
+def test_correlated_noise_as_json_is_one_object(run):
+    code, out, _ = run(*CORRELATED, "--epsilon", "8", "--delta", "1e-5", "--buffers", "1", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["steps"] == 100
+    assert found["best_in_fixed_order"] in found["choices"]
+    assert {choice["sampling"] for choice in found["choices"]} == {
+        "poisson",
+        "cyclic",
+        "cyclic_poisson",
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--relation", "add_or_remove_one"],
+        ["--objective", "median"],
+        ["--buffers", "9"],
+        ["--momentum", "1"],
+        ["--batch-size", "1001"],
+        ["--epochs", "0"],
+    ],
+)
+def test_bad_values_for_correlated_noise_are_told(run, wrong):
+    code, out, err = run(*CORRELATED, "--epsilon", "8", "--delta", "1e-5", *wrong)
+    assert code != 0 and out == "" and "Expected" in err

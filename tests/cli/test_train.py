@@ -1,5 +1,6 @@
 """``dpfy train`` and ``dpfy init`` as a user types them."""
 
+import io
 import json
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from dpfy.cli._progress import ProgressBar
@@ -14,6 +16,7 @@ from dpfy.cli.app import main
 from dpfy.data import load
 from dpfy.ledger import Ledger
 from dpfy.models import default_model
+from dpfy.trainer.callbacks import Step
 
 OWN = """
 import torch
@@ -49,6 +52,37 @@ def test_training_ends_with_the_guarantee_the_report_and_the_next_command(tmp_pa
         capsys, "account", str(tmp_path / "a" / "ledger.dpl"), "--delta", "1e-3", "--json"
     )
     assert code == 0 and json.loads(out)["epsilon"] <= 3.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "shown"),
+    [({}, "ε 3.00 "), ({"strict": 1.0, "open": 3.0}, "ε 3.00 (weakest of 2 groups) ")],
+)
+def test_the_bar_says_whose_epsilon_it_shows(groups, shown):
+    screen = io.StringIO()
+    bar = ProgressBar(Console(file=screen, width=200, force_terminal=True, color_system=None))
+    bar.on_start(2, 0)
+    bar.on_step(Step(1, 2, 0.1, 3.0, {}, groups))
+    bar.on_end()
+    assert shown in screen.getvalue()
+
+
+def test_groups_of_records_are_told_one_by_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leveldata.py").write_text(OWN + "\nlevels = ['strict', 'open'] * 100\n")
+    own = ["--data", "leveldata:load", "--model", "leveldata:model", "--records", "200"]
+    groups = ["--groups-of", "leveldata:levels", "--budgets", "strict=1:.5,open=3:.5"]
+    short = ["--epochs", "1", "--batch-size", "50", "--delta", "1e-3", "--individual", "scale"]
+    code, out, err = run(capsys, "train", *own, *groups, *short, "--name", "a")
+    assert (code, err) == (0, "")
+    out = " ".join(out.split())
+    assert "differential privacy for records of group 'strict'" in out
+    assert "differential privacy, the weakest of 2 groups, for all" in out
+    code, out, _ = run(capsys, "account", "runs/a", "--delta", "1e-3", "--json")
+    claims = {name: each["epsilon"] for name, each in json.loads(out)["groups"].items()}
+    assert 0.99 < claims["strict"] <= 1.0 and 2.97 < claims["open"] <= 3.0
+    code, _, err = run(capsys, "train", *own, *groups[:3], "strict=1:.5,open=3:.4", *short)
+    assert code != 0 and "add up to 1, got 0.9" in err
 
 
 def test_a_file_and_flags_over_it(tmp_path, capsys, monkeypatch):

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import dpfy
+from dpfy.errors import InvalidArgument
 from dpfy.optim import ADADP
 from experiments.cell import Cell
-from experiments.configs import adaptive_review
+from experiments.configs import adaptive_review, idpsgd
+from experiments.individual import groups
 from experiments.methods import accounting, make_optimizer, make_plan
 from experiments.parts import load_task, make_network
 from experiments.training import Deadline, Training
@@ -96,22 +98,34 @@ def test_tempered_sigmoids_take_the_place_of_tanh():
     )
 
 
-def test_cells_of_the_review_share_all_but_their_method():
+@pytest.mark.parametrize(
+    ("data", "targets"),
+    [
+        ("mnist", [86.0, 85.4, 91.9, 91.5, 89.0, 90.7]),
+        ("cifar-10", [None, None, None, None, 62.5, 65.0, None, None]),
+    ],
+)
+def test_cells_of_the_review_share_all_but_their_method(data, targets):
     """Another rate, network or number of steps would be compared in the place of the method."""
-    assert (
-        len(
-            {
-                (cell.network, cell.rate, cell.steps, cell.clip, cell.seeds)
-                for cell in adaptive_review.CELLS
-            }
-        )
-        == 1
-    )
-    assert [cell.target for cell in adaptive_review.CELLS] == [86.0, 85.4, 91.9, 91.5, 89.0, 90.7]
-    assert all(cell.epsilon <= 1.0 and len(cell.seeds) == 3 for cell in adaptive_review.CELLS)
+    cells = [cell for cell in adaptive_review.CELLS if cell.data == data]
+    shared = {(cell.network, cell.rate, cell.steps, cell.clip, cell.seeds) for cell in cells}
+    assert len(shared) == 1
+    assert [cell.target for cell in cells] == targets
+    assert all(len(cell.seeds) == 3 for cell in cells)
 
 
-@pytest.mark.parametrize("method", ["adadp", "time:0.3", "quantile:0.5", "dpis:0.7:1"])
+def test_the_cases_of_groups_are_those_of_the_review():
+    epsilons = [[epsilon for epsilon, _ in groups(case).values()] for case in "123"]
+    assert epsilons == [[1, 2, 3], [1, 10, 20], [1, 2, 20]]
+    reached = [cell.target for cell in idpsgd.CELLS if cell.target is not None]
+    assert reached == [96.79, 97.63, 59.03, 58.26, 59.49, 67.64, 59.70, 63.07]
+    with pytest.raises(InvalidArgument, match="case"):
+        replace(CELL, method="idp-scale:4")
+
+
+@pytest.mark.parametrize(
+    "method", ["adadp", "time:0.3", "quantile:0.5", "dpis:0.7:1", "idp-sample:1", "idp-scale:1"]
+)
 def test_a_run_that_is_interrupted_halfway_ends_at_its_budget(method, tmp_path):
     cell = replace(CELL, method=method)
     task = load_task(cell, None, validate=False)

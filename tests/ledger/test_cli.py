@@ -4,7 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfy.cli.ledger import ledger_app
-from dpfy.ledger import Ledger
+from dpfy.ledger import Header, Ledger
+from dpfy.ledger.events import Repeated, Sampled, SumQuery
+from dpfy.ledger.individual import Individual
 
 
 def run(*arguments):
@@ -66,3 +68,12 @@ def test_show_names_plan_unit_and_events(small):
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_help_has_an_example(command):
     assert f"dpfy ledger {command} run.dpl" in run(command, "--help").output
+
+
+def test_show_lists_the_groups_of_records(tmp_path):
+    groups = Individual(("strict", "open"), (0.02, 0.1), (0.5, 1.5), (0.5, 0.5))
+    step = Sampled(groups, (SumQuery(1.0, 2.0),))
+    with Ledger.open(tmp_path / "run.dpl", header=Header(envelope=(Repeated(step, 3),))):
+        pass
+    output = " ".join(run("show", tmp_path / "run.dpl").output.split())
+    assert "groups strict: rate 0.02, bound 0.5; open: rate 0.1, bound 1.5" in output

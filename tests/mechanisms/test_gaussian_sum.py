@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from dpfy.mechanisms import GaussianSum
 from dpfy.noise import LatticeGaussian, SecureStream, lattice_step
+from dpfy.noise.lattice import round_to_lattice
 
 
 def noise(key=1):
@@ -29,6 +30,22 @@ def test_the_sensitivity_has_every_allowance(bound, multiplier, dimension, co_ba
     assert allowance == pytest.approx(lattice + rounding, rel=1e-3, abs=bound * 2.0**-20)
     assert mechanism.stddev == multiplier * mechanism.sensitivity
     assert mechanism.grid == lattice_step(bound * max(multiplier, 2.0**-4))
+
+
+@pytest.mark.parametrize("least", [0.1, 0.001])
+def test_a_record_of_a_small_bound_is_hidden_from_the_rounding_of_the_sum_too(least):
+    """Others add up to just below the middle between two points, and a little moves every
+    coordinate by a step: more than the small bound's share of what is enough for the bound itself.
+    """
+    dimension, multiplier = 10_000, 2.0**18
+    wide, plain = (GaussianSum(1.0, multiplier, dimension, least=s) for s in (least, 1.0))
+    others = torch.full((dimension,), wide.grid * 0.4999, dtype=torch.float64)
+    own = torch.full((dimension,), least / 100, dtype=torch.float64)
+    assert float(own.norm()) <= least * 1.0001
+    before, after = (round_to_lattice(total, wide.grid) for total in (others.clone(), others + own))
+    moved = float((after - before).norm())
+    assert least * plain.sensitivity < moved <= least * wide.sensitivity
+    assert wide.stddev >= multiplier / least * moved  # the ratio that the group's event records
 
 
 def test_the_lattice_is_fixed_before_the_data_is_seen():

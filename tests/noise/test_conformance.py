@@ -6,13 +6,19 @@ from scipy import stats
 from dpfy.noise import NOISES, LatticeGaussian, SecureStream
 from dpfy.testing import check_noise
 
+STRATEGIES = {
+    "independent": np.eye(4),
+    "correlated": np.linalg.inv(np.eye(4) + 0.5 * np.eye(4, k=-1) + 0.375 * np.eye(4, k=-2)),
+}
+
 
 @pytest.mark.parametrize("name", NOISES)
 def test_every_noise_conforms(kernels, name, device):
     def make(stream):
         return OnDevice(NOISES[name](stream), device)
 
-    check_noise(NOISES[name] if device == "cpu" else make)
+    rows = None if name == "independent" else STRATEGIES[name]
+    check_noise(NOISES[name] if device == "cpu" else make, rows)
 
 
 class OnDevice:
@@ -20,6 +26,10 @@ class OnDevice:
 
     def __init__(self, noise, device):
         self.noise, self.device, self.key_source = noise, device, noise.key_source
+
+    @property
+    def spread(self):
+        return self.noise.spread
 
     def add_noise(self, values, stddev, grid):
         found = self.noise.add_noise(values.to(self.device), stddev, grid)

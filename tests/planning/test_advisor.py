@@ -62,6 +62,11 @@ def test_relation_and_reason_follow_the_sampling(sampling, relation, words):
     assert found.relation is relation and any(words in reason for reason in found.reasons)
 
 
+@pytest.mark.parametrize("sampling", ["shuffle", "stream"])
+def test_who_cannot_sample_is_sent_to_correlated_noise(sampling):
+    assert "dpfy plan correlated" in str(advise(sampling=sampling))
+
+
 def test_several_examples_of_a_person_make_users_the_unit():
     found = advise(one_each="no")
     assert (

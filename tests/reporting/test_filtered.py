@@ -7,11 +7,20 @@ import math
 
 import pytest
 
-from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter, account, odometer
+from dpfy.accounting import (
+    DominatedBy,
+    GaussianFilter,
+    IndividualFilter,
+    RenyiFilter,
+    ZcdpFilter,
+    account,
+    odometer,
+)
 from dpfy.cli.app import main
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.reporting import RunFacts, report
 from dpfy.reporting.layout import key_facts
 from dpfy.reporting.numbers import epsilon_text
@@ -162,3 +171,19 @@ def test_show_labels_how_much_is_used(tmp_path, capsys):
 def test_show_reads_a_filter_of_a_later_version(tmp_path, capsys):
     Ledger.open(tmp_path / "run.dpl", None, Header(filter={"type": "from the future"})).close()
     assert "from the future" in printed(capsys, "ledger", "show", tmp_path / "run.dpl")
+
+
+@pytest.mark.parametrize("each", [RenyiFilter(2.0, DELTA), GaussianFilter(0.5)])
+def test_the_filter_of_each_record_is_what_is_claimed_for_all(each, conforms):
+    """Of records the report says that they were dropped, and neither how many nor when."""
+    rule = IndividualFilter(each)
+    declared = Header(filter=rule.to_json(), key_source="operating system")
+    with Ledger.in_memory(rule.guard(), declared) as ledger:
+        for _ in range(400):  # more than a record at the clip bound could afford
+            ledger.reserve(Sampled(FilteredPoisson(0.1), (SumQuery(1.0, 1.0),)))
+    result, limit = report(ledger, DELTA), each.profile("", declared.relation, 1e-3).epsilon(DELTA)
+    assert result.verdict.private and result.costs.headline.interval == limit
+    text = result.to_markdown()
+    conforms(result.to_json())
+    assert "every record was dropped when its own budget was used" in text
+    assert "filtered\\_poisson" in text and "under a per-record filter" in text

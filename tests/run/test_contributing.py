@@ -154,6 +154,36 @@ def test_nine_tenths_are_enough_however_long_one_looks(settings):
     assert {spoken_at(0.9, rng, **settings) for _ in range(20)} == {None}
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        dpfy.dpsgd(
+            records=1500,
+            batch_size=1000,
+            steps=60,
+            sampling="cyclic",
+            relation="zero_out",
+            noise_multiplier=0.1,
+            statistics=[dpfy.Contributing()],
+        ),
+        dpfy.dpftrl(
+            records=1500,
+            batch_size=1000,
+            steps=60,
+            noise_multiplier=0.1,
+            statistics=[dpfy.Contributing()],
+        ),
+    ],
+)
+def test_a_last_batch_that_is_smaller_is_expected(plan):
+    """If every batch were expected to be full, three quarters would contribute."""
+    follower = dpfy.ContributingShare(plan)
+    for step in range(1, 61):
+        value = torch.tensor((1000 if step % 2 else 500) / plan.divisor)
+        assert follower.observe(Released({}, step, {"contributing": value}, 0.1)) is None
+    assert follower.mean == pytest.approx(1.0)
+
+
 def test_what_is_clearly_low_is_told_early():
     rng = np.random.default_rng(2)
     nothing, half = ([spoken_at(share, rng) for _ in range(50)] for share in (0.0, 0.5))

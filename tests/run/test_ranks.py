@@ -23,12 +23,20 @@ from torch.utils.data import Dataset, TensorDataset
 import dpfy
 import dpfy.run.ranks as distributed
 from dpfy.accounting import GaussianFilter
+from dpfy.ledger.individual import Individual
 from dpfy.noise import SecureStream
 from dpfy.run.checkpoint import FILE
 from dpfy.run.ranks import Ranks
 
 EYE = torch.eye(7)
 DIMENSION = 20_000
+GROUPS = dpfy.Plan(
+    Individual(("strict", "open"), (0.2, 0.6), (0.5, 1.25), (0.5, 0.5)),
+    dpfy.mechanisms.Query((dpfy.mechanisms.ClippedSum(1.0),)),
+    steps=2,
+    divisor=1,
+    noise_multiplier=0.0,
+)
 
 
 def pytest_generate_tests(metafunc):
@@ -95,7 +103,17 @@ class Counted(Dataset):
 # The same as one process
 
 
-def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **planned):
+def trained(
+    rank,
+    folder,
+    engine="auto",
+    sums=False,
+    users=None,
+    rule=None,
+    labels=None,
+    preset="dpsgd",
+    **planned,
+):
     """The parameters after three noisy steps on random samples, from a start that differs between
     the ranks.
     """
@@ -114,7 +132,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **pl
         if sums
         else {"clip": 0.7}
     )
-    plan = dpfy.dpsgd(
+    plan = getattr(dpfy, preset)(
         records=40 if users is None else 20,
         batch_size=20 if users is None else 10,
         steps=3,
@@ -134,6 +152,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **pl
         engine=engine,
         insecure_test_key=3,
         unit_of=users,
+        group_of=labels,
     ) as run:
         for batch in run:
             opt.zero_grad()
@@ -142,6 +161,7 @@ def trained(rank, folder, engine="auto", sums=False, users=None, rule=None, **pl
                 batch,
             )
             released += [value.flatten() for value in found.statistics.values()]
+            released += [torch.as_tensor(each).flatten() for each in found.stddevs.values()]
             opt.step()
         parameters = torch.nn.utils.parameters_to_vector(model.parameters())
         return torch.cat([parameters.detach().double(), *released]).tolist(), run.engine
@@ -162,6 +182,10 @@ RECIPES = {
         "rule": GaussianFilter(mu=20.0),
     },
     "shuffled": {"sampling": "shuffled", "relation": "zero_out"},
+    "correlated": {"preset": "dpftrl", "strategy": "banded", "bands": 2},
+    "correlated users": {"preset": "dpftrl", "users": [k // 2 for k in range(40)]},
+    "cyclic poisson": {"preset": "dpftrl", "sampling": "cyclic_poisson", "bands": 2},
+    "groups of records": {"sampling": GROUPS.sampling, "labels": [0, 1, -1, 1] * 10},
 }
 
 
@@ -339,6 +363,10 @@ def mistakes(rank, size, folder):
         "wrapped": refusal(
             lambda: Started(TensorDataset(EYE), model=nn.parallel.DistributedDataParallel(Dot(7)))
         ),
+        "groups": refusal(
+            lambda: start(EYE, plan=GROUPS, group_of=[0] * 3 + [1] * (3 + odd) + [0] * (1 - odd))
+        ),
+        "labels": refusal(lambda: start(EYE, plan=GROUPS, group_of=([0, 1] * 4)[: 7 - odd])),
         "ledger": refusal(lambda: start(EYE, ledger=folder / "nowhere" / "run.dpl")),
         "loss": refusal(lambda: start(EYE).release(lambda x: x.sum())),
     }
@@ -353,6 +381,8 @@ def mistakes(rank, size, folder):
         ("order", "InvalidArgument", "another order of its records"),
         ("model", "InvalidArgument", "trained parameters"),
         ("wrapped", "InvalidArgument", ".module"),
+        ("groups", "InvalidArgument", "another group_of than"),
+        ("labels", "InvalidArgument", "6 labels do not fit"),
         ("ledger", "LedgerError", "does not exist"),
         ("loss", "LossError", ""),
     ],

@@ -19,6 +19,7 @@ from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.records.records import Records
 from dpfy.run import step
 from dpfy.run.controller_states import ControllerStates
+from dpfy.run.record_bounds import UniformBounds
 from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.run import Run
 from dpfy.run.sampling_strategy import IndependentSampling, Sample
@@ -76,7 +77,7 @@ def test_the_layout_of_a_step_is_computed_once_and_then_kept(started, monkeypatc
 # The slots
 
 
-class HalfBounds:
+class HalfBounds(UniformBounds):
     """A bound of half the step's for the first record."""
 
     def clipping_for(self, clipping, indices):

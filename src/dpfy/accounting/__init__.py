@@ -8,6 +8,7 @@ from dpfy.accounting.calibrate import (
 )
 from dpfy.accounting.filtered import FilterGuarantee, Reading, odometer
 from dpfy.accounting.filters import DominatedBy, Filter, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.accounting.grouped import GroupGuarantee
 from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.guards import EnvelopeGuard
 from dpfy.accounting.individual import (
@@ -16,6 +17,7 @@ from dpfy.accounting.individual import (
     calibrate_group_bounds,
     calibrate_group_rates,
 )
+from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.accounting.rules import RULES, Rule, supported
 from dpfy.accounting.rules_for import nested as nested, streams as streams
 
@@ -27,7 +29,9 @@ __all__ = [
     "FilterGuarantee",
     "GaussianFilter",
     "Group",
+    "GroupGuarantee",
     "Guarantee",
+    "IndividualFilter",
     "Reading",
     "RenyiFilter",
     "Rule",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dpfy import _validate
 from dpfy.accounting.extras.textbook import log_geometric
+from dpfy.accounting.grouped import GroupGuarantee
 from dpfy.accounting.guarantee import Guarantee
 from dpfy.accounting.solvers import minimize_scalar
 from dpfy.accounting.special import erfcx, ndtr
@@ -87,8 +88,11 @@ def tradeoff_curve(guarantee: Guarantee, points: int | Sequence[float] = 101) ->
             for value in np.linspace(0, 1, _validate.count("points", points, minimum=2))
         ]
     fpr = np.array([_validate.real("fpr", value, 0, 1) for value in points])
-    place = (fpr[:, None], *_curve(guarantee, _FLOOR))
-    demanded = np.maximum(np.maximum(_steep(*place), _flat(*place)).max(axis=1), 0.0)
+    demanded = np.full(len(fpr), np.inf)
+    for each in _parts(guarantee):
+        place = (fpr[:, None], *_curve(each, _FLOOR))
+        found = np.maximum(np.maximum(_steep(*place), _flat(*place)).max(axis=1), 0.0)
+        demanded = np.minimum(demanded, found)
     return TradeoffCurve(tuple(fpr.tolist()), tuple(demanded.tolist()))
 
 
@@ -113,6 +117,10 @@ def tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
     0.0183
     """
     fpr = _validate.real("fpr", fpr, 0, 1)
+    return max(_tpr_at_fpr(each, fpr) for each in _parts(guarantee))
+
+
+def _tpr_at_fpr(guarantee: Guarantee, fpr: float) -> float:
     at_zero = guarantee.delta(0.0).upper
     last = _last(guarantee, min(_FLOOR, fpr / 10) or _FLOOR) if at_zero > _FLOOR else 0.0
     best = max(0.0, 1 - at_zero - fpr)
@@ -174,7 +182,13 @@ def dominating_mu(guarantee: Guarantee, floor: float = 1e-6) -> DominatingGaussi
     >>> round(dominating_mu(account(Sampled(Poisson(1.0), (SumQuery(1.0, 2.0),)))).mu, 2)
     0.5
     """
-    epsilons, deltas = _curve(guarantee, _validate.delta(floor))
+    _validate.delta(floor)
+    found = (_dominating_mu(each, floor) for each in _parts(guarantee))
+    return max(found, key=lambda each: each.mu)
+
+
+def _dominating_mu(guarantee: Guarantee, floor: float) -> DominatingGaussian:
+    epsilons, deltas = _curve(guarantee, floor)
     if deltas[-1] > floor:
         return DominatingGaussian(math.inf, floor)
     if len(epsilons) < 2:
@@ -228,6 +242,17 @@ def group_claim(guarantee: Guarantee, size: int, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return size * high
+
+
+def _parts(guarantee: Guarantee) -> tuple[Guarantee, ...]:
+    """Return the guarantees of all groups, or the one that there is.
+
+    What holds for each group holds for all, and the profile of a strict group is not asked for
+    where only that of a weak one has anything to say: tiny δ take long.
+    """
+    return (
+        tuple(guarantee.groups.values()) if isinstance(guarantee, GroupGuarantee) else (guarantee,)
+    )
 
 
 def _curve(guarantee: Guarantee, floor: float) -> tuple[Array, Array]:

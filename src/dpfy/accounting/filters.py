@@ -30,11 +30,13 @@ from dpfy.ledger.events import (
     Fact,
     NonPrivate,
     Poisson,
+    Policy,
     Repeated,
     Sampled,
     SumQuery,
     run_lengths,
 )
+from dpfy.ledger.individual import FilteredPoisson, group_names
 from dpfy.types import Interval, Relation
 
 # of a limit that is itself a parameter: steps that fill it exactly fit, and claims include it
@@ -66,6 +68,7 @@ class Filter(Fact):
     title: ClassVar[str]
     reference: ClassVar[str]
     rewards_sampling: ClassVar[bool]  # if not, the limit holds for full batches too
+    remark: ClassVar[str] = ""  # what a report has to say of it besides
     numerical_delta: float
 
     @property
@@ -82,6 +85,10 @@ class Filter(Fact):
                 "envelope": tuple(Repeated.from_json(run) for run in value["envelope"]),
             }
         return super().from_json(value)
+
+    def sampling_for(self, policy: Policy) -> Policy:
+        """Return the policy by which a plan draws under this filter, given what it drew by."""
+        return Poisson(policy.rate) if isinstance(policy, FilteredPoisson) else policy
 
     @abstractmethod
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> FilterGuard:
@@ -111,15 +118,23 @@ class Additive(Filter):
     def cost(self, pair: Pair) -> tuple[float, ...]:
         """Return an upper bound on what one step costs in each coordinate."""
 
+    @abstractmethod
+    def profile_of(self, share: float) -> Profile:
+        """Return what would hold if the limit were this share of what it is."""
+
+    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
+        """Return what the limit implies."""
+        return self.profile_of(1.0)
+
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> AdditiveGuard:
         """Return a guard that has spent nothing yet."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         return AdditiveGuard(
-            _description(self, relation),
+            description(self, relation),
             self.limits,
-            lambda event: _step_cost(self, event, relation),
+            lambda event: step_cost(self, event, relation),
             self.set_aside,
-            lambda event: event.numerical_delta + _left_out(self, event, relation),
+            lambda event: event.numerical_delta + left_out(self, event, relation),
         )
 
 
@@ -229,9 +244,9 @@ class RenyiFilter(Additive, tag="renyi_filter"):
         """Return the divergence at each order."""
         return tuple(rdp.renyi_divergence(pair, order) for order in self.orders)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the sum of what each order's limit implies, for every ε."""
-        return _RenyiProfile(self.orders, self.limits)
+    def profile_of(self, share: float) -> Profile:
+        """Return the sum of what a share of each order's limit implies, for every ε."""
+        return _RenyiProfile(self.orders, tuple(share * limit for limit in self.limits))
 
 
 @dataclass(frozen=True)
@@ -281,9 +296,9 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         """
         return ((pair.mu**2 / 2 if pair.distribution is None else pair.distribution.zcdp) * _UP,)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the best conversion of ρ-zCDP over all orders."""
-        return _ZcdpProfile(*self.limits)
+    def profile_of(self, share: float) -> Profile:
+        """Return the best conversion of a share of ρ over all orders."""
+        return _ZcdpProfile(share * self.limits[0])
 
 
 @dataclass(frozen=True)
@@ -328,9 +343,10 @@ class GaussianFilter(Additive, tag="gaussian_filter"):
         """Return 1/z², or four times that where a record may be replaced by its opposite."""
         return (pair.mu**2 * _UP,)
 
-    def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
-        """Return the guarantee of the one Gaussian sum."""
-        one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / math.sqrt(self.limits[0])),))
+    def profile_of(self, share: float) -> Profile:
+        """Return the guarantee of the one Gaussian sum that a share of μ² pays for."""
+        mu = math.sqrt(share * self.limits[0])
+        one_sum = Sampled(Poisson(1.0), (SumQuery(1.0, 1 / mu),) if mu else ())
         return account(one_sum, "pld", Relation.ADD_OR_REMOVE_ONE)
 
 
@@ -350,7 +366,7 @@ class DominatedBy(Filter, tag="dominated_by"):
         envelope: The committed list, in order.
 
     Raises:
-        InvalidArgument: A committed step is not private, or is adaptive.
+        InvalidArgument: A committed step is not private, is adaptive, or has groups of records.
 
     Reference: adaptive composition of dominating pairs, Zhu, Dong & Wang 2022.
 
@@ -373,6 +389,11 @@ class DominatedBy(Filter, tag="dominated_by"):
                 "Expected the committed list to hold steps that are private and not adaptive: it "
                 "is fixed before the first output."
             )
+        if names := group_names(self.envelope):
+            raise InvalidArgument(
+                "A filter gives one guarantee to every record, and the committed list has groups "
+                f"with one each ({', '.join(names)}). Commit to event_of_group of one of them."
+            )
 
     @property
     def numerical_delta(self) -> float:  # type: ignore[override]
@@ -386,7 +407,7 @@ class DominatedBy(Filter, tag="dominated_by"):
     def guard(self, relation: Relation | str = Relation.ADD_OR_REMOVE_ONE) -> DominationGuard:
         """Return a guard at the first committed step."""
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
-        return DominationGuard(_description(self, relation), self.envelope)
+        return DominationGuard(description(self, relation), self.envelope)
 
     def profile(self, method: str, relation: Relation, accuracy: float) -> Profile:
         """Return the guarantee of the committed list."""
@@ -492,7 +513,8 @@ def _best(bound: Callable[[float], float]) -> float:
     )
 
 
-def _description(rule: Filter, relation: Relation) -> dict[str, Any]:
+def description(rule: Filter, relation: Relation) -> dict[str, Any]:
+    """Return what a guard says of the filter that it enforces."""
     return {"name": "filter", "filter": rule.to_json(), "relation": str(relation)}
 
 
@@ -509,13 +531,19 @@ def _found(rule: Additive, event: Event, relation: Relation) -> Canonical:
     nothing for cuts, also where a loss distribution includes the rate.
     """
     fixed = as_fixed(event)
+    if fixed.at_most is not None:
+        raise UnsupportedEvent(
+            f"A {rule.tag!r} adds up what each step costs by itself, and events of the kind "
+            f"{fixed.tag!r} are paid for together. Reserve the stream as one event, or use a "
+            "ledger without a filter."
+        )
     found = canonical((Repeated(fixed, 1),), rule.rules, relation)
     if found.failure > 0 and not rule.rewards_sampling:
         found = canonical((Repeated(as_if_known(fixed), 1),), rule.rules, relation)
     return found
 
 
-def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
+def left_out(rule: Additive, event: Event, relation: Relation) -> float:
     """Return the mass that is set apart from one step before its cost is taken: a part of δ.
 
     Reference: ``docs/proofs/filters.md``.
@@ -524,7 +552,7 @@ def _left_out(rule: Additive, event: Event, relation: Relation) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
+def step_cost(rule: Additive, event: Event, relation: Relation) -> tuple[float, ...]:
     """Return the cost of one step, adaptive or not; ∞ without any protection."""
     if isinstance(event, NonPrivate):
         return tuple(math.inf for _ in rule.limits)

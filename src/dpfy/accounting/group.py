@@ -27,9 +27,9 @@ from dpfy.accounting.guarantee import account
 from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.accounting.special import logsumexp, ndtr, xlog1py, xlogy
-from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import Event, Importance, Sampled
+from dpfy.ledger.streams import SampledStream
 from dpfy.types import Relation
 
 Array = NDArray[np.float64]
@@ -105,11 +105,11 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
             "records. Use group_claim for any other guarantee."
         )
     guarantee = account(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
-    table = canonical(facts.events, "pld", Relation.ADD_OR_REMOVE_ONE)
+    table = guarantee.canonical  # without pairs where records have budgets of their own, see below
     best = group_claim(guarantee, size, delta)
-    if any(_by_norm(run.event) for run in facts.events):
-        # the coins of a group's records move those of others: no mixture is proved to dominate them
-        return best
+    if any(_by_themselves(run.event) for run in facts.events):
+        return best  # no mixture is proved to dominate a group
+    # Records of several groups are no mixture of one pair; the weakest group's curve covers them.
     rest = delta - table.numerical_delta
     if size == 1 or not table.pairs or rest <= 0 or table.non_private or table.unprotected > 0:
         return best
@@ -128,16 +128,22 @@ def group_epsilon(source: object, size: int, delta: float) -> float:
     return best
 
 
-def _by_norm(event: Event) -> bool:
-    """Tell whether records are drawn by their norms in an event, or in one that it holds."""
+def _by_themselves(event: Event) -> bool:
+    """Tell whether an event, or one that it holds, has a pair that is for one record only.
+
+    Where records are drawn by their norms, the coins of a group move those of others; in a sampled
+    stream, records of several parts share rows.
+    """
     if isinstance(event, Sampled):
         return isinstance(event.policy, Importance)
+    if isinstance(event, SampledStream):
+        return True
     held = (
         each
         for value in vars(event).values()
         for each in (value if isinstance(value, tuple) else (value,))
     )
-    return any(_by_norm(each) for each in held if isinstance(each, Event))
+    return any(_by_themselves(each) for each in held if isinstance(each, Event))
 
 
 def _intervals(pairs: tuple[tuple[Pair, int], ...], size: int) -> Iterator[float]:

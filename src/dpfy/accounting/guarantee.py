@@ -11,10 +11,11 @@ from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Bound
 from dpfy.accounting.known_samples import as_if_known
 from dpfy.accounting.pld import accountant as pld
-from dpfy.accounting.sources import Source, read_source
+from dpfy.accounting.sources import Source, declared_groups, read_source
 from dpfy.accounting.to_pairs import Canonical, canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger.events import NonPrivate, Repeated, Sampled
+from dpfy.ledger.streams import Row
 from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
@@ -68,7 +69,7 @@ class Guarantee:
         It is "epochs" where each event is an epoch, and "events" where some are neither.
         """
         events = [run.event for run in self.source.events]
-        if not all(isinstance(event, Sampled | NonPrivate) for event in events):
+        if not all(isinstance(event, Sampled | Row | NonPrivate) for event in events):
             return "events"
         epochs = [
             isinstance(event, Sampled) and event.policy.steps_per_event > 1 for event in events
@@ -108,7 +109,11 @@ class Guarantee:
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise multiplier that all steps share, if they do."""
+        """The noise multiplier that all steps share, if they do; that of one row, for a stream."""
+        rows = {run.event for run in self.source.events if isinstance(run.event, Row)}
+        if rows:
+            shared = len(rows) == 1 and all(run.event in rows for run in self.source.events)
+            return rows.pop().stream.noise_multiplier if shared else None
         pairs = self.canonical.pairs
         return (
             pairs[0][0].noise_multiplier
@@ -118,9 +123,10 @@ class Guarantee:
 
     @property
     def rate(self) -> float | None:
-        """The sampling rate that all steps share, if they do."""
+        """The sampling rate that all steps share, if they do; None for rows of a stream."""
         pairs = self.canonical.pairs
-        return pairs[0][0].rate if len(pairs) == 1 else None
+        rows = any(isinstance(run.event, Row) for run in self.source.events)
+        return pairs[0][0].rate if len(pairs) == 1 and not rows else None
 
     @property
     def envelope(self) -> "Guarantee | None":
@@ -215,7 +221,7 @@ class Guarantee:
         known = tuple(Repeated(as_if_known(run.event), run.times) for run in self.source.events)
         cut, nested = (
             known != self.source.events,
-            any(not isinstance(run.event, Sampled) for run in known),
+            any(not isinstance(run.event, Sampled | Row) for run in known),
         )
         for events, method, chosen, note in (
             (self.source.events, "rdp", nested, "by Rényi divergences"),
@@ -321,7 +327,8 @@ def account(
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
     registered. A ledger that declared a filter is accounted by that filter's limit, never by the
-    steps that it reserved.
+    steps that it reserved. Where groups of records have rates and bounds of their own, there is one
+    guarantee for each group: a :class:`~dpfy.accounting.GroupGuarantee`.
 
     Args:
         source: A ledger or its path, a plan, an event, or a list of events or of their JSON.
@@ -363,6 +370,10 @@ def account(
         from dpfy.accounting.filtered import filter_guarantee  # it builds on this module
 
         return filter_guarantee(facts, method, relation, unit, accuracy)
+    if declared_groups(facts):
+        from dpfy.accounting.grouped import group_guarantee  # it builds on this module
+
+        return group_guarantee(facts, method, relation, unit, accuracy)
     return Guarantee(
         facts, canonical(facts.events, method, relation), method, relation, unit, accuracy
     )

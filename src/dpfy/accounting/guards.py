@@ -9,12 +9,14 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from dpfy import _validate
+from dpfy.accounting.grouped import events_of_group
 from dpfy.accounting.guarantee import METHODS, account
 from dpfy.accounting.to_pairs import noise_multiplier
-from dpfy.errors import BudgetExhausted, LedgerMismatch, UnsupportedEvent
+from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Poisson, Repeated, Sampled, SumQuery, run_lengths
 from dpfy.ledger.guard import Guard
-from dpfy.types import Budget, Relation
+from dpfy.ledger.individual import group_names
+from dpfy.types import Budget, GroupBudgets, Relation
 
 
 class _Walk:
@@ -55,19 +57,21 @@ class EnvelopeGuard:
     """Guard that admits the events of a registered envelope, in order and within a budget.
 
     *Formal guarantee*: what it admits is a prefix of the envelope whose claimed ε is at most
-    ``budget.epsilon``; a prefix of a list fixed in advance costs no more than the list, so stopping
-    earlier is free.
+    ``budget.epsilon``, for every group of records at most that of the group; a prefix of a list
+    fixed in advance costs no more than the list, so stopping earlier is free.
 
     *Assumes* that the ledger asks before every step and tells it about every durable one.
 
     Args:
         envelope: The events, in the order in which they will run.
-        budget: The ε and δ that may be spent; None for all of the envelope.
+        budget: The ε and δ that may be spent, by every record or by those of each group; None for
+            all of the envelope.
         relation: The neighbouring relation; adding or removing one record by default.
         method: "pld" (the default) or "rdp".
 
     Raises:
-        InvalidArgument: ``relation`` or ``method`` is unknown.
+        InvalidArgument: ``relation`` or ``method`` is unknown, or the budget and the envelope name
+            different groups.
         UnsupportedEvent: A step of the envelope is adaptive, or has no rule.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
@@ -81,7 +85,7 @@ class EnvelopeGuard:
     def __init__(
         self,
         envelope: Envelope,
-        budget: Budget | None,
+        budget: Budget | GroupBudgets | None,
         relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
         method: str = "pld",
     ) -> None:
@@ -94,18 +98,17 @@ class EnvelopeGuard:
         self._budget = budget
         self._relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         self._method = _validate.choice("method", method, tuple(METHODS))
-        self.limit = self._walk.total if budget is None else self._affordable(budget)
+        self.limit, self._first = self._limit()
 
     def describe(self) -> dict[str, Any]:
         """Return the guard's name and declared limits as plain JSON values.
 
         None of them was computed by an accountant.
         """
-        budget = self._budget and {"epsilon": self._budget.epsilon, "delta": self._budget.delta}
         return {
             "name": "envelope",
             "steps": self._walk.total,
-            "budget": budget,
+            "budget": self._budget and self._budget.to_json(),
             "relation": str(self._relation),
             "method": self._method,
         }
@@ -115,7 +118,7 @@ class EnvelopeGuard:
         spent = self._walk.spent
         if spent + times > self.limit:
             reason = (
-                "the budget would be exceeded"
+                f"the budget{self._first} would be exceeded"
                 if self.limit < self._walk.total
                 else "the plan registered no further step"
             )
@@ -136,21 +139,52 @@ class EnvelopeGuard:
         """Count ``times`` more steps as spent; a negative number hands steps back."""
         self._walk.move(times)
 
-    def _affordable(self, budget: Budget) -> int:
+    def _limit(self) -> tuple[int, str]:
+        """Return how many steps every group can afford, and whose budget is used up first."""
+        if self._budget is None:
+            return self._walk.total, ""
+        if isinstance(self._budget, Budget):
+            return self._affordable(self._walk.envelope, self._budget), ""
+        envelope, budgets = self._walk.envelope, self._budget
+        _check_groups(group_names(envelope), budgets.names)
+        limits = {
+            name: self._affordable(events_of_group(envelope, name), budgets.of(name))
+            for name in budgets.names
+        }
+        first = min(limits, key=lambda name: limits[name])
+        return limits[first], f" of group {first!r}"
+
+    def _affordable(self, envelope: Envelope, budget: Budget) -> int:
         """Return the length of the longest prefix within budget; ε never falls with more steps."""
-        low, high = 0, self._walk.total
-        if self._claim(high, budget) <= budget.epsilon:
+        walk = _Walk(envelope)
+
+        def claim(steps: int) -> float:
+            prefix = tuple(walk.following(steps))
+            return account(prefix, self._method, self._relation).claim(budget.delta)
+
+        low, high = 0, walk.total
+        if claim(high) <= budget.epsilon:
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self._claim(middle, budget) <= budget.epsilon else (low, middle)
-            )
+            low, high = (middle, high) if claim(middle) <= budget.epsilon else (low, middle)
         return low
 
-    def _claim(self, steps: int, budget: Budget) -> float:
-        prefix = tuple(self._walk.following(steps))
-        return account(prefix, self._method, self._relation).claim(budget.delta)
+
+def _check_groups(named: tuple[str, ...], budgeted: tuple[str, ...]) -> None:
+    """Raise unless events and budgets name the same groups."""
+    for name in budgeted:
+        if name not in named:
+            raise InvalidArgument(
+                f"The budget names the group {name!r}, and no event does; events name "
+                f"{', '.join(map(repr, named)) or 'no group'}."
+            )
+    for name in named:
+        if name not in budgeted:
+            raise InvalidArgument(
+                f"The events name the group {name!r}, which has no budget; there is one for "
+                f"{', '.join(map(repr, budgeted))}."
+            )
 
 
 class FilterGuard(Guard, Protocol):

@@ -16,9 +16,21 @@ from dpfy.accounting.guarantee import Guarantee, account
 from dpfy.accounting.solvers import brentq
 from dpfy.accounting.sources import read_source
 from dpfy.errors import InvalidArgument, UnsupportedEvent
-from dpfy.ledger.events import Event, Poisson, Repeated, Sampled, SumQuery
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    Event,
+    Poisson,
+    Repeated,
+    Sampled,
+    Shuffled,
+    TruncatedPoisson,
+)
+from dpfy.ledger.individual import Individual, scaled
 from dpfy.types import Relation, Unit
 
+# a record takes part, or does not, whatever becomes of others: no rule lets another stand in for it
+_ALONE = (Poisson, TruncatedPoisson, Shuffled, Cyclic, BallsInBins)
 _CLOSE = 1e-3  # of the logarithm of the noise: calibrated ends may lie that far within
 
 
@@ -62,8 +74,8 @@ def account_groups(
     values have that group's guarantee.
 
     *Assumes* that which group a record is in is public, or independent of the data; Poisson samples
-    that draw the records of a group at its rate, sums that clip them to its bound, and events fixed
-    in advance. Under replace-one both records are of the group.
+    that draw the records of a group at its rate, queries that hold them to its bound, and events
+    fixed in advance. Under replace-one both records are of the group.
 
     Args:
         source: A ledger or its path, a plan, an event, or a list of events.
@@ -76,11 +88,13 @@ def account_groups(
         The guarantee of each group, by name.
 
     Raises:
-        UnsupportedEvent: The source has a filter, an event is no sampled sum with Gaussian noise,
-            or a group has a rate where samples are not Poisson.
+        UnsupportedEvent: The source has a filter, or groups of its own; an event is no sampled
+            step; a query has no bound to scale; or a group has a rate where samples are not
+            Poisson, or a bound where one record may take the place of another.
 
-    Reference: Boenisch, Mühl, Rinberg, Ihrig & Dziedzic 2023 (individualised DP-SGD).
+    Reference: Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023 (individualised DP-SGD).
 
+    >>> from dpfy.ledger.events import SumQuery
     >>> step = Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 100)
     >>> groups = {"cautious": Group(rate=0.002), "open": Group()}
     >>> cautious, open_ = account_groups(step, groups).values()
@@ -233,23 +247,26 @@ def calibrate_group_bounds(
 
 def _of_group(event: Event, group: Group) -> Event:
     """Return the step as it is for a record of the group."""
-    if not isinstance(event, Sampled) or not all(
-        isinstance(query, SumQuery) for query in event.queries
-    ):
+    if not isinstance(event, Sampled):
+        raise UnsupportedEvent(f"Groups are accounted for sampled steps, not for {event.tag!r}.")
+    if isinstance(event.policy, Individual):
         raise UnsupportedEvent(
-            f"Groups are accounted for sampled sums with Gaussian noise, not for {event.tag!r}."
+            f"The events name groups of their own: {', '.join(event.policy.names)}. "
+            "account(source).groups has their guarantees."
         )
     if group.rate is not None and not isinstance(event.policy, Poisson):
         raise UnsupportedEvent(
             f"Only Poisson samples draw each record at a rate of its own, not {event.policy.tag}. "
             "Give the group a bound instead."
         )
+    if group.bound != 1 and not isinstance(event.policy, _ALONE):
+        raise UnsupportedEvent(
+            f"With {event.policy.tag} sampling a record takes the place of others, whose bounds "
+            "are not the group's, so a smaller bound of the group alone proves nothing. Draw "
+            "Poisson samples, or leave the bound out."
+        )
     policy = event.policy if group.rate is None else Poisson(group.rate)
-    queries = tuple(
-        replace(query, l2_bound=query.l2_bound * group.bound)
-        for query in event.queries
-        if isinstance(query, SumQuery)
-    )
+    queries = tuple(scaled(query, group.bound) for query in event.queries)
     return replace(event, policy=policy, queries=queries)
 
 

@@ -18,6 +18,7 @@ from dpfy.accounting.rules_for.balls_in_bins import epoch
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
+    CyclicPoisson,
     Event,
     FixedSize,
     Importance,
@@ -30,7 +31,8 @@ from dpfy.ledger.events import (
     SumQuery,
     TruncatedPoisson,
 )
-from dpfy.ledger.one_shot import DiscreteGaussianSum
+from dpfy.ledger.individual import FilteredPoisson
+from dpfy.ledger.one_shot import DiscreteGaussianSum, ListedChoice
 from dpfy.types import Relation
 
 NOISES: dict[type[RecordedQuery], str] = {
@@ -254,6 +256,11 @@ _ACCEPTED = (
     "Gaussian sum for the coins of others: docs/proofs/dpis.md; then "
 )
 
+_LEFT_OUT = (
+    "a record that has left is as one that is absent, and one that has not is drawn with this rate "
+    "and clipped to at most the bound: docs/proofs/individual-filter.md; then "
+)
+
 _LAPLACE: dict[tuple[type[RecordedQuery], str], one_shot.OneShot] = {
     (LaplaceSum, Relation.ZERO_OUT): one_shot.OneShot(_laplace_absent, _REMOVED, exact=True)
 }
@@ -301,6 +308,11 @@ RULES: dict[tuple[str, type[Policy], type[RecordedQuery], str], Rule] = {
         (method, Importance, SumQuery, relation): Rule(
             _absent, _ACCEPTED + words, exact=False, beside=_jitter, attained=_alone(_absent)
         )
+        for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    **{
+        (method, FilteredPoisson, SumQuery, relation): Rule(_absent, _LEFT_OUT + words, exact=False)
         for method, words in (("pld", _REMOVED), ("rdp", _MOMENTS))
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
     },
@@ -366,11 +378,14 @@ _OF_SIZE: dict[type[Policy], str] = {
     TruncatedPoisson: "which other records stay in a full batch depends on how many there are",
     Shuffled: "which batch the other records are in depends on how many there are",
     Cyclic: "which batch the other records are in depends on how many there are",
+    CyclicPoisson: "which part the other records are in depends on how many there are",
     BallsInBins: "the policy declares how many there are",
 }
 _BY_NORM: tuple[type[Policy], ...] = (Importance, ImportanceSchedule)
 
-REASONS: dict[tuple[type[Policy], str], str] = {
+REASONS: dict[tuple[type[Policy | RecordedQuery], str], str] = {
+    (ListedChoice, Relation.ADD_OR_REMOVE_ONE): "scores rest on a list of people that neighbours "
+    "share. Declare relation='zero_out' or 'replace_one'",
     **{
         (
             policy,
@@ -387,8 +402,13 @@ REASONS: dict[tuple[type[Policy], str], str] = {
         "Declare relation='add_or_remove_one' or 'zero_out'"
         for policy in _BY_NORM
     },
+    (
+        FilteredPoisson,
+        Relation.REPLACE_ONE,
+    ): "a record that replaces another has other bounds, and leaves at another step. Declare "
+    "relation='add_or_remove_one' or 'zero_out'",
 }
-"""(sampler, relation) → why no method has a rule for it, and what to do."""
+"""(sampler or kind of query, relation) → why no method has a rule for it, and what to do."""
 
 
 @dataclass(frozen=True)

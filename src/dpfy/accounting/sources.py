@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from dpfy.errors import InvalidArgument, LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Event, Repeated, run_lengths
+from dpfy.ledger.individual import group_names
 from dpfy.types import Relation, Unit
 
 _SECRET_KEYS = ("os", "operating system")
@@ -94,6 +95,15 @@ def read_source(source: object) -> Source:
             f"{type(source).__name__}."
         )
     return Source(run_lengths(_as_run(item) for item in source))
+
+
+def declared_groups(source: Source) -> tuple[str, ...]:
+    """Return the names of the groups in what a source reserved or registered, if there are any.
+
+    Raises:
+        UnsupportedEvent: Two events have different groups.
+    """
+    return group_names((*source.events, *(source.registered or ())))
 
 
 def _from_plan(plan: PlanLike) -> Source:

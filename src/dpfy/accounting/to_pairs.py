@@ -7,7 +7,7 @@ a short table.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from dpfy.ledger.events import (
     Sampled,
     SumQuery,
 )
+from dpfy.ledger.individual import Individual
+from dpfy.ledger.streams import Row
 
 # relative: the largest difference from a noise that is attained which still counts as attained
 _ROUNDED = 1e-8
@@ -100,15 +102,8 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
     table: Counter[Pair] = Counter()
     attained: Counter[Pair] = Counter()
     numerical, failure, non_private, exact = 0.0, 0.0, False, True
-    counts: dict[
-        int, tuple[Event, int]
-    ] = {}  # a ledger repeats the same objects: each is looked at once
-    for run in envelope:
-        event, times = counts.get(id(run.event), (run.event, 0))
-        counts[id(event)] = event, times + run.times
-    for event, times in counts.values():
-        if times == 0:
-            continue
+    counts = _counted(envelope)
+    for event, times in _charged(counts, relation):
         if isinstance(event, NonPrivate):
             non_private = True
             continue
@@ -117,7 +112,7 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
         numerical += times * event.numerical_delta
         _add(attained, found.attained, times)
         failure += times * found.failure if _add(table, found.pairs, times) else 0.0
-    steps = sum(times for _, times in counts.values())
+    steps = sum(times for _, times in counts)
     return Canonical(
         tuple(sorted(table.items())),
         steps,
@@ -127,6 +122,35 @@ def canonical(envelope: Iterable[Repeated], method: str, relation: str) -> Canon
         exact,
         tuple(sorted(attained.items())),
     )
+
+
+def _counted(envelope: Iterable[Repeated]) -> list[tuple[Event, int]]:
+    """Return how often each event happens.
+
+    A ledger repeats the same objects, so each is looked at once. Events that are paid for together
+    are counted together wherever they are, also if they were read twice.
+    """
+    counts: dict[Event | int, tuple[Event, int]] = {}
+    for run in envelope:
+        key = id(run.event) if run.event.at_most is None else run.event
+        event, times = counts.get(key, (run.event, 0))
+        counts[key] = event, times + run.times
+    return list(counts.values())
+
+
+def _charged(counts: list[tuple[Event, int]], relation: str) -> Iterator[tuple[Event, int]]:
+    """Yield what the events cost, as events that have rules."""
+    for event, times in counts:
+        if isinstance(event, Row) and event.policy is not None:
+            reason = REASONS.get((type(event.policy), relation))
+            if reason is not None:
+                raise UnsupportedEvent(
+                    f"No rule for rows of a stream with {event.policy.tag} sampling under "
+                    f"{relation}: {reason}."
+                )
+        for run in event.charged(times):
+            if run.times:
+                yield run.event, run.times
 
 
 def _add(table: Counter[Pair], pairs: Pairs, times: int) -> bool:
@@ -154,6 +178,12 @@ def _of_event(event: Event, method: str, relation: str) -> _Found:
         raise UnsupportedEvent(
             "An adaptive step was chosen from earlier outputs: only a filter may account it, not "
             f"{method} over the realised list."
+        )
+    if isinstance(event, Sampled) and isinstance(event.policy, Individual):
+        raise UnsupportedEvent(
+            "Groups of records with rates and bounds of their own have one guarantee each, and no "
+            "single one. account(events) gives them; event_of_group(event, name) is what happens "
+            f"to the records of one of the groups {', '.join(event.policy.names)}."
         )
     if isinstance(event, Sampled):
         rule, noise = _rule(event, method, relation)
@@ -191,7 +221,7 @@ def _rule(event: Sampled, method: str, relation: str) -> tuple[Rule, float | Rec
     rule = RULES.get((method, type(event.policy), kind, relation))
     if rule is None:
         known = sorted({key[0] for key in RULES if key[1:] == (type(event.policy), kind, relation)})
-        reason = REASONS.get((type(event.policy), relation))
+        reason = REASONS.get((type(event.policy), relation)) or REASONS.get((kind, relation))
         raise UnsupportedEvent(
             f"No {method} rule for {event.policy.tag} sampling with {NOISES[kind]} noise under "
             f"{relation}{f': {reason}' if reason else ''}.{_instead(known)}"

@@ -5,11 +5,12 @@ Tests: tests/cli/test_commands.py.
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import typer
 
-from dpfy.accounting import Guarantee
+from dpfy.accounting import GroupGuarantee, Guarantee
 from dpfy.cli._options import Method
 
 _RELATIONS = {
@@ -47,7 +48,41 @@ def claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
         "note": guarantee.note(delta) or None,
         "exact": guarantee.exact,
         "counted": guarantee.counted,
+        **({"groups": group_claims(guarantee, delta)} if groups_of(guarantee) else {}),
     }
+
+
+def groups_of(guarantee: Guarantee) -> Mapping[str, Guarantee]:
+    """Return the guarantee of each group of records; nothing where records have no groups."""
+    return guarantee.groups if isinstance(guarantee, GroupGuarantee) else {}
+
+
+def group_claims(guarantee: Guarantee, delta: float) -> dict[str, Any]:
+    """Return the fields that every command reports about each group."""
+    return {
+        name: {
+            "epsilon": (bracket := each.epsilon(delta)).upper,
+            "epsilon_lower": bracket.lower,
+            "noise_multiplier": each.noise_multiplier,
+            "rate": each.rate,
+            "note": each.note(delta) or None,
+        }
+        for name, each in groups_of(guarantee).items()
+    }
+
+
+def group_rows(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say what :func:`group_claims` returned, one row for each group."""
+    width = max(map(len, groups), default=0)
+    return [
+        f"  {name:<{width}}  epsilon {round_up(each['epsilon']):.4f}"
+        + "".join(
+            f", {words} {each[field]:.6g}"
+            for field, words in (("rate", "rate"), ("noise_multiplier", "noise over its bound"))
+            if each[field] is not None
+        )
+        for name, each in groups.items()
+    ]
 
 
 def sentence(values: dict[str, Any]) -> str:

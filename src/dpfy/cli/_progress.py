@@ -41,8 +41,12 @@ class ProgressBar(Callback):
         for name, value in step.metrics.items():
             self._averages[name] = _DECAY * self._averages.get(name, value) + (1 - _DECAY) * value
         released = "  ".join(f"{name} ≈ {value:.2f}" for name, value in self._averages.items())
+        whose = f" (weakest of {len(step.groups)} groups)" if step.groups else ""
         self._progress.update(
-            self._task, completed=step.step, epsilon=f"{step.epsilon:.2f}", released=released
+            self._task,
+            completed=step.step,
+            epsilon=f"{step.epsilon:.2f}{whose}",
+            released=released,
         )
 
     def on_evaluation(self, evaluation: Evaluation) -> None:

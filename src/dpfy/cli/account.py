@@ -38,7 +38,7 @@ def account(
     answered once, and streams.
 
     A ledger with a filter guarantees the limit of the filter; the amount spent is printed beside
-    it.
+    it. Groups of records with budgets of their own have one guarantee each.
 
     Examples:
     dpfy account run.dpl --delta 1e-5
@@ -46,7 +46,7 @@ def account(
     dpfy account events.json --delta 1e-5 --method rdp --json
     """
     from dpfy.accounting import FilterGuarantee, account as account_source, odometer
-    from dpfy.cli._output import claims, print_json
+    from dpfy.cli._output import claims, group_claims, groups_of, print_json
 
     guarantee = account_source(ledger_file(path), str(method), relation)
     values: dict[str, Any] = claims(guarantee, delta) | {
@@ -57,6 +57,7 @@ def account(
     values["envelope"] = registered and {
         "epsilon": registered.claim(delta),
         "steps": registered.steps,
+        **({"groups": group_claims(registered, delta)} if groups_of(registered) else {}),
     }
     reading = odometer(ledger_file(path), delta) if isinstance(guarantee, FilterGuarantee) else None
     values["odometer"] = reading and reading.to_json()
@@ -69,13 +70,16 @@ def account(
 
 
 def _describe(values: dict[str, Any]) -> None:
-    from dpfy.cli._output import round_up, sentence
+    from dpfy.cli._output import group_rows, round_up, sentence
 
     if not values["private"]:
         typer.echo(
             "NOT PRIVATE: insecure test key. The numbers are what a secret key would have given."
         )
     typer.echo(sentence(values))
+    if "groups" in values:
+        typer.echo("By group, for neighbours that differ in one of its records:")
+        typer.echo("\n".join(group_rows(values["groups"])))
     envelope = values["envelope"]
     if envelope and envelope["steps"] != values["steps"]:
         typer.echo(
@@ -83,3 +87,5 @@ def _describe(values: dict[str, Any]) -> None:
             f"{round_up(envelope['epsilon']):.4f}. Claim this one if the run was stopped after "
             "looking at its outputs: when it stopped then depends on the data."
         )
+        if "groups" in envelope:
+            typer.echo("\n".join(group_rows(envelope["groups"])))

@@ -36,7 +36,7 @@ def convert(
         tpr_at_fpr,
     )
     from dpfy.accounting.group import group_epsilon
-    from dpfy.cli._output import print_json
+    from dpfy.cli._output import groups_of, print_json
 
     _validate.real("fpr", fpr, 0, 1)
     _validate.real("group", group, 1, 1000, remedy="Larger groups have no useful guarantee.")
@@ -65,6 +65,16 @@ def convert(
         "group": group,
         "group_epsilon": together,
     }
+    if named := groups_of(guarantee):
+        values["groups"] = {
+            name: {
+                "epsilon": each.claim(delta),
+                "mu": dominating_mu(each, floor=delta).mu,
+                "membership_advantage": membership_advantage(each),
+                "tpr": tpr_at_fpr(each, fpr),
+            }
+            for name, each in named.items()
+        }
     print_json(values) if as_json else _describe(values)
 
 
@@ -94,3 +104,13 @@ def _describe(values: dict[str, Any]) -> None:
             f"Groups of {values['group']} records: epsilon {round_up(values['group_epsilon']):.4f} "
             f"at delta = {values['delta']:g}."
         )
+    if "groups" in values:
+        typer.echo("These are of the weakest group of records. By group:")
+        width = max(map(len, values["groups"]))
+        for name, each in values["groups"].items():
+            typer.echo(
+                f"  {name:<{width}}  epsilon {round_up(each['epsilon']):.4f}, mu "
+                f"{round_up(each['mu']):.4f}, advantage at most "
+                f"{round_up(each['membership_advantage']):.4f}, true positives at most "
+                f"{round_up(each['tpr']):.4f}"
+            )

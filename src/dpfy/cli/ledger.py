@@ -16,6 +16,7 @@ from dpfy.cli._options import AnchorOption, LedgerArgument, ledger_file
 from dpfy.errors import LedgerError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
+from dpfy.ledger.individual import group_policies
 
 ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
 
@@ -117,6 +118,8 @@ def _header_table(ledger: Ledger) -> Table:
             **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")},
             "strict": "yes" if ledger.header.strict else "no",
         }
+    if groups := _groups(ledger):
+        rows["groups"] = groups
     if (used := _filter_used(ledger)) is not None:
         rows["filter used"] = (
             f"{used:.1%}: a reading; the guarantee is the filter's limit, however little is used"
@@ -124,6 +127,17 @@ def _header_table(ledger: Ledger) -> Table:
     for name, value in rows.items():
         table.add_row(name, escape(value), style=None)
     return table
+
+
+def _groups(ledger: Ledger) -> str:
+    """Return the groups of records with the rate and the bound of each, if there are any."""
+    registered = ledger.header.envelope if ledger.header else ()
+    found = group_policies((*registered, *ledger.uses))
+    return "; ".join(
+        f"{name}: rate {rate:.6g}, bound {bound:.6g}"
+        for policy in found
+        for name, rate, bound in zip(policy.names, policy.rates, policy.bounds, strict=True)
+    )
 
 
 def _uses_table(ledger: Ledger) -> Table:

@@ -8,6 +8,7 @@ import typer
 from dpfy._extras import require
 from dpfy.cli._options import JsonOption, Method, MethodOption, RelationOption
 from dpfy.cli.advise import advise
+from dpfy.cli.correlated import correlated
 from dpfy.cli.resources import resources
 from dpfy.cli.strategy import strategy
 from dpfy.errors import InvalidArgument
@@ -20,6 +21,7 @@ plan_app = typer.Typer(no_args_is_help=True)
 plan_app.command()(advise)
 plan_app.command()(strategy)
 plan_app.command()(resources)
+plan_app.command()(correlated)
 
 _POINTS = 13  # of a curve: four to a decade of rates from 0.001 to 1
 _SOLVED = (

@@ -139,8 +139,15 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
         if result.unit == "label"
         else ("differential privacy", "")
     )
+    for name, claim in result.groups.items():
+        console.print(
+            f"[bold]({round_up(claim):.4f}, {result.delta:g})-differential privacy[/bold] for "
+            f"records of group {escape(repr(name))}{early}"
+        )
+    weakest = f", the weakest of {len(result.groups)} groups, for all" if result.groups else ""
     console.print(
-        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-{kind}[/bold]{scope}{early}"
+        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-{kind}[/bold]"
+        f"{scope}{weakest}{early}"
     )
     folder = escape(str(result.folder))
     console.print(

@@ -53,9 +53,8 @@ class LoopEngine(Engine):
                 ]
             )
             norms = clipping.norms([squared_norms(g) for g in gradients])
-            for total, gradient, weight in zip(
-                totals, gradients, clipping.weights(norms), strict=True
-            ):
+            weights = clipping.of_record(position).weights(norms)
+            for total, gradient, weight in zip(totals, gradients, weights, strict=True):
                 total += weighed_sum(gradient, weight)
             seen.append(RecordStats(norms, stats))
             if not state.untouched:  # the next record must not see what this one left

@@ -62,12 +62,8 @@ class Composed(Event, tag="composed"):
     @property
     def numerical_delta(self) -> float:
         """The sum of the numerical δ of all events, rounded up."""
-        return _up(
-            math.fsum(
-                event.numerical_delta * count
-                for event, count in zip(self.events, self.times, strict=True)
-            )
-        )
+        charged = (each for run in self.envelope for each in run.event.charged(run.times))
+        return _up(math.fsum(run.event.numerical_delta * run.times for run in charged))
 
 
 @dataclass(frozen=True)

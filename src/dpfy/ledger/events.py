@@ -104,6 +104,18 @@ class Event(Fact):
         """Whether the event was chosen from earlier outputs; False by default."""
         return False
 
+    @property
+    def at_most(self) -> int | None:
+        """How often the event can happen in one ledger; None, the default, for any number."""
+        return None
+
+    def charged(self, times: int) -> "Envelope":
+        """Return what the event costs if it happens ``times`` times: itself so often, by default.
+
+        Events that are paid for together, as the rows of a stream are, cost something else.
+        """
+        return (Repeated(self, times),)
+
 
 @dataclass(frozen=True)
 class Poisson(Policy, tag="poisson"):
@@ -239,6 +251,33 @@ class BallsInBins(Policy, tag="balls_in_bins"):
     def steps_per_event(self) -> int:
         """The number of batches in an epoch."""
         return self.bins
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Policy, tag="cyclic_poisson"):
+    """Poisson sampling from the parts of the data in turn.
+
+    Step i, counted from 0, draws each record whose place is i modulo ``parts``, independently, with
+    probability ``chance``; no other record can be in it.
+
+    Args:
+        chance: inclusion probability of a record of the part whose turn it is, in [0, 1].
+        parts: the number of parts.
+        records: the number of records in all parts.
+    """
+
+    chance: float
+    parts: int
+    records: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chance", _validate.real("chance", self.chance, 0, 1))
+        _counts(self, "parts", "records")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        """The expected fraction of all records in one step, if parts are equally large."""
+        return self.chance / self.parts
 
 
 @dataclass(frozen=True)

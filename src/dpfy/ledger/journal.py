@@ -227,12 +227,24 @@ class Journal:
     def next_event(self) -> Event | None:
         """Return the event that an unreadable step is charged as.
 
-        It is the next event of the envelope or, without an envelope, the last event on record.
+        It is the next event of the envelope or, without an envelope, the last event on record; None
+        if that happened as often as it can, as nothing was released for the step.
         """
         envelope = self.headers[-1].envelope if self.headers else ()
         if envelope:
-            return envelope[min(self._envelope_index(), len(envelope) - 1)].event
-        return self._runs[-1][0] if self._runs else None
+            event = envelope[min(self._envelope_index(), len(envelope) - 1)].event
+        elif self._runs:
+            event = self._runs[-1][0]
+        else:
+            return None
+        return None if self.left_of(event) == 0 else event
+
+    def left_of(self, event: Event) -> int | None:
+        """Return how often ``event`` can still happen; None for any number."""
+        if event.at_most is None:
+            return None
+        spent = sum(times for other, times in self._runs if other == event)
+        return max(0, event.at_most - spent)
 
     def left_in_run(self, event: Event) -> int | None:
         """Return how many more of ``event`` the envelope has next; None without an envelope."""

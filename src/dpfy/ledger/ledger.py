@@ -33,6 +33,7 @@ from dpfy.ledger.guard import Guard, Unguarded
 from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
 from dpfy.ledger.sealed import forget, interruption, recall
 from dpfy.ledger.store import FileStore, Mark, MemoryStore, Store
+from dpfy.ledger.streams import Row
 
 _StrPath = str | os.PathLike[str]
 
@@ -473,6 +474,11 @@ class Ledger:
                 "filter that could account it. Declare one in the header when the ledger is "
                 "created."
             )
+        if self._journal.left_of(event) == 0:
+            raise BudgetExhausted(
+                f"All {event.at_most:,} rows of the stream are on record in {self._store.name}. "
+                "Nothing was read; begin a new ledger for a new plan."
+            )
 
     def _is_new(self, header: Header) -> bool:
         """Tell whether ``header`` must be appended; raise if this ledger cannot take it."""
@@ -521,9 +527,9 @@ class Ledger:
     def _affordable(self, guard: Guard, event: Event) -> int:
         """Return the number of steps to pay for now; raise BudgetExhausted if it is 0."""
         times = 1
-        if isinstance(event, Sampled) and not event.adaptive:
-            left = self._journal.left_in_run(event)
-            times = self._block if left is None else min(self._block, left)
+        if isinstance(event, Sampled | Row) and not event.adaptive:
+            left = (self._block, self._journal.left_in_run(event), self._journal.left_of(event))
+            times = min(each for each in left if each is not None)
         while times > 1:
             try:
                 guard.admit(event, times)

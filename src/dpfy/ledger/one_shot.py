@@ -71,6 +71,22 @@ class ExponentialChoice(_Scored, tag="exponential_mechanism"):
 
 
 @dataclass(frozen=True)
+class ListedChoice(_Scored, tag="listed_choice"):
+    """An exponential choice whose scores rest on a public list of people.
+
+    Neighbours have the same people on the list, each with a record or without one. A record moves
+    the scores no further than declared where this is so, and may where people are added to the
+    list: relations under which the list is private have no rule.
+
+    Args:
+        sensitivity: the largest distance by which one record moves any score.
+        scale: the scale of the noise.
+        monotone: whether adding a record moves all scores in one direction, if any.
+        name: what is chosen.
+    """
+
+
+@dataclass(frozen=True)
 class NoisyMax(_Scored, tag="noisy_max"):
     """The candidate with the largest score after Laplace or exponential noise.
 

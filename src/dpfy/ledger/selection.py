@@ -130,6 +130,11 @@ class Selected(Event, tag="selected"):
 
     def __post_init__(self) -> None:
         fixed((self.run,))
+        if self.run.at_most is not None:
+            raise InvalidArgument(
+                f"Expected a whole run, got one {self.run.tag!r} of it. Give Composed.of the run's "
+                "envelope."
+            )
         if not isinstance(self.trials, Trials):
             raise InvalidArgument(
                 f"Expected the law of the number of runs, got {type(self.trials).__name__}."

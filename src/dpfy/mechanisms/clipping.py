@@ -4,7 +4,8 @@ Tests: tests/mechanisms/test_clipping_forms.py, tests/mechanisms/test_clipping_l
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import torch
 
@@ -33,6 +34,8 @@ class Clipping:
             stand for ones.
         coordinates: For each parameter, the coordinates in which its gradients are bounded and
             summed; by default their own.
+        factors: For each record of the chunk, in its order, what its bounds are multiplied by; none
+            stand for ones. Whoever takes records out of a chunk takes theirs (:meth:`chosen`).
     """
 
     weigh: Weigh
@@ -41,6 +44,7 @@ class Clipping:
     scales: tuple[float, ...] = ()
     sum_scales: tuple[float, ...] = ()
     coordinates: tuple[Coordinates, ...] = ()
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for scale in self.scales:
@@ -87,11 +91,30 @@ class Clipping:
         >>> [weights.tolist() for weights in flat.weights(norms)]
         [[0.2], [0.2]]
         """
-        found, units = self.weigh(norms), self.sum_scales or (1.0,) * len(self.groups)
+        found, units = self.weigh(self._own(norms)), self.sum_scales or (1.0,) * len(self.groups)
         kinds = [*zip(self.groups, units, strict=True)]
         places = {kind: place for place, kind in enumerate(kinds)}
         weights = {kind: self.in_units(place, found[:, kind[0]]) for kind, place in places.items()}
         return [weights[kind] for kind in kinds]
+
+    def _own(self, norms: torch.Tensor) -> torch.Tensor:
+        """Return squared norms over each record's own factor of the bounds.
+
+        A gradient is clipped to s·C by the weight by which its s-th part is clipped to C.
+        """
+        if not self.factors:
+            return norms
+        return norms / norms.new_tensor(self.factors).square().view(len(norms), 1)
+
+    def chosen(self, mask: torch.Tensor) -> "Clipping":
+        """Return the clipping of the records of a chunk for which ``mask`` is true."""
+        if not self.factors:
+            return self
+        return replace(self, factors=tuple(compress(self.factors, mask.tolist())))
+
+    def of_record(self, position: int) -> "Clipping":
+        """Return the clipping of one record of a chunk."""
+        return replace(self, factors=(self.factors[position],)) if self.factors else self
 
     def in_units(self, position: int, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights of a parameter with which its gradient is summed."""

@@ -23,7 +23,8 @@ class GaussianSum:
     *Formal guarantee*: one record changes the sum by at most S = ``sensitivity`` in ℓ2 norm
     (add-or-remove and zero-out; 2S under replace-one), and the noise per coordinate is a real
     Gaussian of standard deviation z·S, rounded to the lattice. The release is post-processing of
-    the Gaussian mechanism of noise multiplier exactly z.
+    the Gaussian mechanism of noise multiplier exactly z. A record that is bounded by s ≥ ``least``
+    times the bound changes it by at most s·S: for this record the noise multiplier is z/s.
 
     *Assumes*: the engine computes each weight from the very gradient that it adds, or from an upper
     bound of its norm, and another record moves the contributions of at most ``co_batched`` others,
@@ -31,7 +32,8 @@ class GaussianSum:
     as ``roundings`` says if it leaves the lattice in between; or one vector of it is, as
     :func:`~dpfy.mechanisms.clipping.lattice_sum` does for microbatches.
 
-    Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md.
+    Proof: docs/proofs/gaussian-sum.md and docs/proofs/lattice-noise.md; docs/proofs/individual.md
+    where records have bounds of their own.
 
     Args:
         bound: The most that one record moves the sum in exact arithmetic, in ℓ2 norm.
@@ -39,7 +41,10 @@ class GaussianSum:
         dimension: The number of coordinates of the sum.
         co_batched: The number of other records whose arithmetic one record may change.
         rounding: The most that it changes each of them, in units of the bound.
-        roundings: The number of times that the sum is rounded to the lattice.
+        roundings: The number of times that the sum is rounded to the lattice, and what correlated
+            noise adds to that.
+        least: The smallest bound of a record, in units of the bound, where records have bounds of
+            their own: what rounding moves is in proportion to none of them.
 
     >>> GaussianSum(bound=1.0, noise_multiplier=2.0, dimension=1000).sensitivity
     1.0000002...
@@ -50,7 +55,8 @@ class GaussianSum:
     dimension: int
     co_batched: int = 0
     rounding: float = 2.0**-23
-    roundings: int = 1
+    roundings: float = 1
+    least: float = 1.0
 
     @cached_property
     def grid(self) -> float:
@@ -65,10 +71,9 @@ class GaussianSum:
         error of its ``co_batched`` records in the block then changes, by at most ``rounding``
         bounds for each.
         """
-        arithmetic = (self.dimension + 16) * 2.0**-53 + self.co_batched * self.rounding
-        return (
-            self.bound * (1 + arithmetic) + self.roundings * math.sqrt(self.dimension) * self.grid
-        )
+        others = self.co_batched * self.rounding / self.least
+        lattice = self.roundings * math.sqrt(self.dimension) * self.grid / self.least
+        return self.bound * (1 + ((self.dimension + 16) * 2.0**-53 + others)) + lattice
 
     @cached_property
     def stddev(self) -> float:

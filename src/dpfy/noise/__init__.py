@@ -8,12 +8,15 @@ from typing import Protocol
 
 import torch
 
+from dpfy.noise.correlated import CorrelatedGaussian
 from dpfy.noise.gaussian import LatticeGaussian
+from dpfy.noise.histories import Bands
 from dpfy.noise.lattice import lattice_step, round_to_lattice
 from dpfy.noise.random_stream import SecureStream
 
 __all__ = [
     "NOISES",
+    "CorrelatedGaussian",
     "LatticeGaussian",
     "NoiseStrategy",
     "SecureStream",
@@ -31,6 +34,17 @@ class NoiseStrategy(Protocol):
     @property
     def key_source(self) -> str:
         """The source of the key; all but ``"operating system"`` mean that nothing is private."""
+
+    @property
+    def roundings(self) -> float:
+        """How many lattice steps per coordinate its arithmetic adds to the sensitivity."""
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the noise added last, over that of independent noise."""
+
+    def begin(self, step: int) -> None:
+        """Say which step, counted from 1, the next noise is for."""
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Begin to draw the noise of the next release, if that pays; it changes no result."""
@@ -56,5 +70,13 @@ class NoiseStrategy(Protocol):
         """End what ``prefetch`` began, and free its memory."""
 
 
-NOISES: dict[str, Callable[[SecureStream], NoiseStrategy]] = {"independent": LatticeGaussian}
+def _correlated(stream: SecureStream) -> CorrelatedGaussian:
+    """Return noise with the first three coefficients of a square root."""
+    return CorrelatedGaussian(stream, Bands((1.0, 0.5, 0.375), steps=1000))
+
+
+NOISES: dict[str, Callable[[SecureStream], NoiseStrategy]] = {
+    "independent": LatticeGaussian,
+    "correlated": _correlated,
+}
 """Every kind of noise that the conformance suite runs over."""

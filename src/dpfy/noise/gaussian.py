@@ -1,6 +1,7 @@
 """Gaussian noise that is exactly a real Gaussian rounded to a lattice."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -16,61 +17,20 @@ from dpfy.noise.rejection_table import CELL_BITS, Floats
 from dpfy.noise.vector import Piece, Vector
 
 
-class LatticeGaussian:
-    """A stream of independent Gaussian noise on a lattice.
+class LatticeNoise(ABC):
+    """A stream of noise whose values are multiples of a lattice step."""
 
-    *Formal guarantee.* ``add_noise`` returns s + round_g(n) for s on the lattice gℤ, where n has
-    independent real N(0, stddev²) coordinates, to the last bit: no float of the noise is released,
-    the tail has no end and no holes, and the numerical δ is zero. As s is on the lattice this is
-    round_g(s + n), that is, post-processing of the real Gaussian mechanism.
-
-    *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library
-    errs by less than 2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
-
-    Args:
-        stream: The source of randomness, made for the purpose ``"noise"``.
-
-    Raises:
-        InvalidArgument: If the stream was made for another purpose.
-
-    >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
-    >>> step = 2.0**-28
-    >>> noisy = noise.add_noise(torch.zeros(3, dtype=torch.float64), stddev=1.0, grid=step)
-    >>> bool((noisy / step == (noisy / step).round()).all())
-    True
-
-    Reference: L. Devroye, Non-uniform random variate generation, 1986, theorem II.3.1; proof in
-    docs/proofs/lattice-noise.md.
-    """
-
-    def __init__(self, stream: SecureStream) -> None:
-        self._stream = require_purpose(stream, "noise")
-        self._own_prefetcher = NoisePrefetcher()
+    spread = 1.0
+    """The standard deviation of the noise added last, over that of independent noise."""
 
     @property
-    def key_source(self) -> str:
-        """The source of the stream's key."""
-        return self._stream.key_source
+    def roundings(self) -> float:
+        """How many lattice steps per coordinate its arithmetic adds to the sensitivity."""
+        return 0.0
 
-    def prefetch(self, count: int, stddev: float, grid: float) -> None:
-        """Begin to draw the noise of the next release on another thread, if a core is free.
-
-        One is if torch uses fewer threads than there are, or if the last sums were on a device.
-
-        It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never:
-        for another number of values, another ``stddev / grid`` or a stream that was refreshed
-        since, fresh noise is drawn. A fork leaves it to the parent.
-
-        Args:
-            count: The number of coordinates of the next release, at least 0.
-            stddev: The standard deviation of its noise; zero draws nothing.
-            grid: The lattice step, a power of two.
-        """
-        if stddev != 0:
-            spread, unit = _columns(stddev, grid)
-            count = _validate.count("count", count, minimum=0)
-            with self._prefetcher.lock:
-                self._prefetcher.prefetch(count, spread, grid / unit, self._stream)
+    def begin(self, step: int) -> None:
+        """Say which step, counted from 1, the next noise is for."""
+        return
 
     def add_noise(self, values: torch.Tensor, stddev: float, grid: float) -> torch.Tensor:
         """Add fresh noise to the float64 tensor ``values`` in place and return it.
@@ -146,6 +106,67 @@ class LatticeGaussian:
         begins = accumulate((each.numel() for each, _, _ in flat), initial=0)
         pieces = [Piece(begin, *each) for begin, each in zip(begins, flat, strict=False)]
         self._add_to(pieces, stddev, grid)
+
+    @abstractmethod
+    def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
+        """Add the next noise, which is not zero, to the pieces of one vector."""
+
+
+class LatticeGaussian(LatticeNoise):
+    """A stream of independent Gaussian noise on a lattice.
+
+    *Formal guarantee.* ``add_noise`` returns s + round_g(n) for s on the lattice gℤ, where n has
+    independent real N(0, stddev²) coordinates, to the last bit: no float of the noise is released,
+    the tail has no end and no holes, and the numerical δ is zero. As s is on the lattice this is
+    round_g(s + n), that is, post-processing of the real Gaussian mechanism.
+
+    *Assumes* that the stream is uniform, and that the float64 ``exp`` of numpy and of the C library
+    errs by less than 2⁻⁴⁰ of its value (the tests compare them with 200-bit arithmetic).
+
+    Args:
+        stream: The source of randomness, made for the purpose ``"noise"``.
+
+    Raises:
+        InvalidArgument: If the stream was made for another purpose.
+
+    >>> noise = LatticeGaussian(SecureStream(insecure_test_key=1))
+    >>> step = 2.0**-28
+    >>> noisy = noise.add_noise(torch.zeros(3, dtype=torch.float64), stddev=1.0, grid=step)
+    >>> bool((noisy / step == (noisy / step).round()).all())
+    True
+
+    Reference: L. Devroye, Non-uniform random variate generation, 1986, theorem II.3.1; proof in
+    docs/proofs/lattice-noise.md.
+    """
+
+    def __init__(self, stream: SecureStream) -> None:
+        self._stream = require_purpose(stream, "noise")
+        self._own_prefetcher = NoisePrefetcher()
+
+    @property
+    def key_source(self) -> str:
+        """The source of the stream's key."""
+        return self._stream.key_source
+
+    def prefetch(self, count: int, stddev: float, grid: float) -> None:
+        """Begin to draw the noise of the next release on another thread, if a core is free.
+
+        One is if torch uses fewer threads than there are, or if the last sums were on a device.
+
+        It is the noise that ``add_noise`` or ``release`` would draw, and is used there or never:
+        for another number of values, another ``stddev / grid`` or a stream that was refreshed
+        since, fresh noise is drawn. A fork leaves it to the parent.
+
+        Args:
+            count: The number of coordinates of the next release, at least 0.
+            stddev: The standard deviation of its noise; zero draws nothing.
+            grid: The lattice step, a power of two.
+        """
+        if stddev != 0:
+            spread, unit = _columns(stddev, grid)
+            count = _validate.count("count", count, minimum=0)
+            with self._prefetcher.lock:
+                self._prefetcher.prefetch(count, spread, grid / unit, self._stream)
 
     def _add_to(self, pieces: Sequence[Piece], stddev: float, grid: float) -> None:
         """Add fresh noise to one vector: what was drawn ahead first, then segment by segment.

@@ -9,6 +9,7 @@ from dpfy.planning.contours import (
     noise_over_batch,
     noise_over_rate,
 )
+from dpfy.planning.correlated import NoiseChoice, NoiseComparison, compare_correlated
 from dpfy.planning.defaults import FirstRun, default_delta, first_run
 from dpfy.planning.page import interactive
 from dpfy.planning.solve import Sketch, solve
@@ -28,12 +29,15 @@ __all__ = [
     "BatchCurve",
     "Contour",
     "FirstRun",
+    "NoiseChoice",
+    "NoiseComparison",
     "ScalingLaw",
     "Sketch",
     "Trial",
     "advise",
     "clip_and_rate_grid",
     "clip_search",
+    "compare_correlated",
     "default_delta",
     "diminishing_batch",
     "first_run",

@@ -175,15 +175,17 @@ _LAWS = {
         "epochs in shuffled order",
         Relation.ZERO_OUT,
         "No amplification is claimed for shuffling: an epoch costs one Gaussian sum. Take large "
-        "batches, or draw Poisson samples if the data allow it at all; correlated noise (DP-FTRL) "
-        "needs none.",
+        "batches, or draw Poisson samples if the data allow it at all. If they are read in one "
+        "order in every epoch, correlated noise (DP-FTRL) makes up for most of it: dpfy plan "
+        "correlated says how much.",
         {"sampling": "shuffled", "relation": "zero_out"},
     ),
     "stream": _Law(
         "the order of arrival",
         Relation.ZERO_OUT,
-        "Nobody may assume a random order. Correlated noise (DP-FTRL) is made for this; DP-SGD in "
-        "cyclic order is valid and costs one Gaussian sum per epoch.",
+        "Nobody may assume a random order. Correlated noise (DP-FTRL) is made for this, and dpfy "
+        "plan correlated finds its bands or buffers; DP-SGD in cyclic order is valid and costs one "
+        "Gaussian sum per epoch.",
         {},
     ),
 }

@@ -112,7 +112,7 @@ def dpsgd(
     per_epoch: Fraction | None
     if rate is None and batch_size is not None and records is not None:
         rate, expected, per_epoch = (
-            *_declared_batch(batch_size, records),
+            *declared_batch(batch_size, records),
             Fraction(records) / Fraction(batch_size),
         )
     elif rate is not None and batch_size is None and not (records is None and divisor is None):
@@ -133,7 +133,7 @@ def dpsgd(
         )
     policy, count = (
         _policy(sampling, float(rate), records, batch_size, capacity),
-        _steps(steps, epochs, per_epoch),
+        whole_steps(steps, epochs, per_epoch),
     )
     per_epoch_steps = max(policy.steps_per_event, steps_per_epoch_of(policy, count))
     if clip_schedule is not None:
@@ -143,7 +143,9 @@ def dpsgd(
         )
     return Plan(
         sampling=policy,
-        query=Query.of(_leaves(clip), statistics, slots=microbatches, least_sample=least_sample),
+        query=Query.of(
+            clipped_sums(clip), statistics, slots=microbatches, least_sample=least_sample
+        ),
         steps=count,
         controllers=tuple(controllers),
         noise_schedule=None
@@ -191,14 +193,14 @@ def _policy(
     return (Shuffled if sampling == "shuffled" else Cyclic)(size, records)
 
 
-def _leaves(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:
+def clipped_sums(clip: float | ClippedSum | Sequence[ClippedSum]) -> Sequence[ClippedSum]:
     """Return the sums that ``clip`` describes."""
     if isinstance(clip, ClippedSum):
         return (clip,)
     return clip if isinstance(clip, tuple | list) else (ClippedSum(clip),)  # type: ignore[arg-type]
 
 
-def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
+def declared_batch(batch_size: float, records: int) -> tuple[float, float]:
     """Return the rate and the divisor that a declared batch size means."""
     _validate.positive("batch_size", batch_size)
     if batch_size > records:
@@ -208,7 +210,7 @@ def _declared_batch(batch_size: float, records: int) -> tuple[float, float]:
     return batch_size / records, float(batch_size)
 
 
-def _steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
+def whole_steps(steps: int | None, epochs: float | None, per_epoch: Fraction | None) -> int:
     """Return ⌈epochs · records / batch_size⌉ in exact arithmetic: whole numbers stay whole."""
     if (steps is None) == (epochs is None):
         raise InvalidArgument(

@@ -20,18 +20,21 @@ from dpfy.ledger.events import (
     Sampled,
     run_lengths,
 )
+from dpfy.ledger.individual import Individual
+from dpfy.ledger.streams import Strategy
 from dpfy.mechanisms.controllers import Controller, Schedule
 from dpfy.mechanisms.query import Query
+from dpfy.plans.correlation import Alternative, row_of
 from dpfy.plans.plan_checks import check_plan
-from dpfy.types import Budget, Relation, Unit
+from dpfy.types import Budget, GroupBudgets, Relation, Unit, budget_from_json
 
 
 @dataclass(frozen=True)
 class Plan:
     """A frozen declaration of what will run, how often, and what it may cost.
 
-    A plan has public constants only: nothing in it is read off the data. :func:`dpfy.dpsgd` and
-    :func:`dpfy.dpis` make plans.
+    A plan has public constants only: nothing in it is read off the data. :func:`dpfy.dpsgd`,
+    :func:`dpfy.dpis`, :func:`dpfy.dpftrl` and :func:`dpfy.idpsgd` make plans.
 
     Args:
         sampling: The policy by which records are drawn.
@@ -41,13 +44,17 @@ class Plan:
             above zero and at most 2¹⁹.
         noise_multiplier: The noise over the sensitivity, at least 0; None until :meth:`calibrate`.
         records: The declared size of the data set; it is never compared with the data.
-        budget: The (ε, δ) that limits the steps of the plan, which are fixed.
+        budget: The (ε, δ) that limits the steps of the plan, which are fixed; where groups of
+            records are sampled or bounded in ways of their own, one for each group.
         unit: The unit of privacy, a record or a user.
         relation: The neighbouring relation.
         filter: The filter that limits everything that the ledger may record, including steps that
             are chosen from outputs. A plan has a budget or a filter.
         controllers: What chooses bounds, noise or coordinates of steps from releases; one each.
         noise_schedule: The factors of the noise multiplier over time, fixed in advance.
+        correlation: The strategy by which the noise of steps is correlated; None if it is
+            independent.
+        alternatives: Ways to correlate noise, of which :meth:`calibrate` takes the best.
 
     Raises:
         InvalidArgument: If the parts contradict each other, or no rule accounts them.
@@ -66,12 +73,14 @@ class Plan:
     divisor: float
     noise_multiplier: float | None = None
     records: int | None = None
-    budget: Budget | None = None
+    budget: Budget | GroupBudgets | None = None
     unit: Unit = Unit.RECORD
     relation: Relation = field(default=Relation.ADD_OR_REMOVE_ONE)
     filter: Filter | None = None
     controllers: tuple[Controller, ...] = ()
     noise_schedule: Schedule | None = None
+    correlation: Strategy | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -104,6 +113,11 @@ class Plan:
         return steps_per_epoch_of(self.sampling, self.steps)
 
     @property
+    def steps_per_event(self) -> int:
+        """The number of steps that one event of the plan pays for."""
+        return 1 if self.correlation is not None else self.sampling.steps_per_event
+
+    @property
     def event(self) -> Event:
         """The event of the first step, and of every other that releases the same sums."""
         return self.event_at(1)
@@ -125,7 +139,9 @@ class Plan:
         Where an event pays for an epoch, it has all the sums of the epoch. ``noise`` is the factor
         by which a controller changed the planned noise; ``rate`` is its own, if it chose one.
         """
-        due = step if self.sampling.steps_per_event == 1 else 1
+        if self.correlation is not None:
+            return row_of(self.sampling, self.correlation, self.steps, self.noise_at(step))
+        due = step if self.steps_per_event == 1 else 1
         queries = self.query.sum_queries(self.noise_at(step) * noise, due)
         policy = self.sampling.at(step)
         if rate is not None:
@@ -138,7 +154,7 @@ class Plan:
 
         They are fixed before the first step, unless controllers choose their noise.
         """
-        paid = self.sampling.steps_per_event
+        paid = self.steps_per_event
         whole = math.ceil(self.steps / paid) * paid
         length = whole if self.noise_schedule is None else self.noise_schedule.length
         if isinstance(self.sampling, ImportanceSchedule) and len(self.sampling.ratios) > 1:
@@ -159,7 +175,7 @@ class Plan:
 
     def _events(self, first: int, steps: int) -> Envelope:
         """Return the events of ``steps`` steps from the ``first`` on, all with the same noise."""
-        paid, period = self.sampling.steps_per_event, self.query.period
+        paid, period = self.steps_per_event, self.query.period
         if paid > 1 or period == 1:
             return (Repeated(self.event_at(first), steps // paid),)
         cycle = [
@@ -198,7 +214,8 @@ class Plan:
 
         *Formal guarantee*: that of the filter, whatever is recorded: the steps of this plan, of
         plans that are added to the ledger later, and steps that were chosen from outputs and are
-        marked as adaptive. The filter may stop the run before its last step.
+        marked as adaptive. The filter may stop the run before its last step. Under a
+        :class:`~dpfy.accounting.IndividualFilter` records leave, and the run goes on.
 
         >>> from dpfy.accounting import RenyiFilter
         >>> from dpfy.plans import dpsgd
@@ -207,14 +224,17 @@ class Plan:
         >>> Plan.from_json(plan.to_json()) == plan
         True
         """
-        return replace(self, filter=filter, budget=None)
+        known = isinstance(filter, Filter)  # or the plan says what it expects
+        sampling = filter.sampling_for(self.sampling) if known else self.sampling
+        return replace(self, sampling=sampling, filter=filter, budget=None)
 
     def calibrate(self, epsilon: float, delta: float | Literal["auto"]) -> Self:
         """Return the same plan with the least noise that keeps the claimed ε within ``epsilon``.
 
         A noise schedule is scaled as a whole. Where controllers choose the noise, the plan is put
         under the Rényi filter of ``epsilon`` and ``delta`` instead, and begins with the noise at
-        which all steps would pass, were it never lowered.
+        which all steps would pass, were it never lowered. Of several ways to correlate noise, the
+        one with the least error at that noise is taken.
 
         Args:
             epsilon: The largest ε that may be claimed, above zero.
@@ -225,12 +245,21 @@ class Plan:
             A plan with a noise multiplier and a budget, or a filter.
 
         Raises:
-            InvalidArgument: If an argument is out of its range, or ``"auto"`` has no records.
+            InvalidArgument: If an argument is out of its range, ``"auto"`` has no records, or
+                groups of records have an ε of their own each.
         """
         _validate.epsilon(epsilon)
+        if isinstance(self.sampling, Individual):
+            raise InvalidArgument(
+                f"The plan has groups of records ({', '.join(self.sampling.names)}), and no one "
+                "epsilon is meant for all of them. dpfy.idpsgd(groups={name: (epsilon, share)}) "
+                "returns a plan that is calibrated for each."
+            )
         budget = Budget(
-            float(epsilon), self._auto_delta() if delta == "auto" else _validate.delta(delta)
+            float(epsilon), auto_delta(self.records) if delta == "auto" else _validate.delta(delta)
         )
+        if self.alternatives:
+            return self._best_of_alternatives(budget)
 
         def envelope(noise_multiplier: float) -> Envelope:
             planned = replace(self, noise_multiplier=noise_multiplier, filter=None).envelope
@@ -250,24 +279,28 @@ class Plan:
         )
         return replace(self, noise_multiplier=noise_multiplier, filter=rule)
 
-    def _auto_delta(self) -> float:
-        """Return 1/records^1.1 and print it."""
-        if self.records is None:
-            raise InvalidArgument(
-                "delta='auto' is 1/records^1.1; declare records=…, or give delta a value."
-            )
-        delta = self.records**-1.1 if self.records > 1 else 0.5
-        sys.stdout.write(f"delta='auto': delta = {self.records}^-1.1 = {delta:.4g}\n")
-        return delta
+    def _best_of_alternatives(self, budget: Budget) -> Self:
+        """Return the calibrated plan with the least error of what the optimizer adds up."""
+
+        def error(tried: tuple[Alternative, Self]) -> float:
+            return tried[0].error * tried[1].noise_at(1)
+
+        calibrated = (
+            replace(self, sampling=each.sampling, correlation=each.strategy, alternatives=())
+            for each in self.alternatives
+        )
+        plans = [each.calibrate(budget.epsilon, budget.delta) for each in calibrated]
+        return min(zip(self.alternatives, plans, strict=True), key=error)[1]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        budget = self.budget and {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
         # A header without these stays as it was.
         more = {
             "filter": self.filter and self.filter.to_json(),
             "controllers": [controller.to_json() for controller in self.controllers],
             "noise_schedule": self.noise_schedule and self.noise_schedule.to_json(),
+            "correlation": self.correlation and self.correlation.to_json(),
+            "alternatives": [each.to_json() for each in self.alternatives],
         }
         return {
             "sampling": self.sampling.to_json(),
@@ -276,7 +309,7 @@ class Plan:
             "divisor": self.divisor,
             "noise_multiplier": self.noise_multiplier,
             "records": self.records,
-            "budget": budget,
+            "budget": self.budget and self.budget.to_json(),
             "unit": str(self.unit),
             "relation": str(self.relation),
             **{name: value for name, value in more.items() if value},
@@ -285,10 +318,11 @@ class Plan:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Return the plan that :meth:`to_json` wrote."""
-        budget, rule, schedule = (
+        budget, rule, schedule, correlation = (
             value.get("budget"),
             value.get("filter"),
             value.get("noise_schedule"),
+            value.get("correlation"),
         )
         try:
             return cls(
@@ -296,12 +330,16 @@ class Plan:
                     **value,
                     "sampling": Policy.from_json(value.get("sampling")),
                     "query": _query(value.get("query")),
-                    "budget": Budget(**budget) if budget else None,
+                    "budget": budget_from_json(budget) if budget else None,
                     "unit": Unit(value["unit"]),
                     "relation": Relation(value["relation"]),
                     "filter": Filter.from_json(rule) if rule else None,
                     "controllers": tuple(map(Controller.from_json, value.get("controllers", ()))),
                     "noise_schedule": Schedule.from_json(schedule) if schedule else None,
+                    "correlation": Strategy.from_json(correlation) if correlation else None,
+                    "alternatives": tuple(
+                        map(Alternative.from_json, value.get("alternatives", ()))
+                    ),
                 }
             )
         except (TypeError, KeyError) as error:
@@ -316,6 +354,21 @@ def _query(value: object) -> Query:
     if not isinstance(query, Query):
         raise InvalidArgument("Expected the plan's query to be a 'query'.")
     return query
+
+
+def auto_delta(records: int | None) -> float:
+    """Return 1/records^1.1 and print it.
+
+    Raises:
+        InvalidArgument: If the number of records is not declared.
+    """
+    if records is None:
+        raise InvalidArgument(
+            "delta='auto' is 1/records^1.1; declare records=…, or give delta a value."
+        )
+    delta = records**-1.1 if records > 1 else 0.5
+    sys.stdout.write(f"delta='auto': delta = {records}^-1.1 = {delta:.4g}\n")
+    return delta
 
 
 def steps_per_epoch_of(sampling: Policy, steps: int) -> int:

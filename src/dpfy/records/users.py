@@ -246,6 +246,20 @@ class UserRecords(Records):
         """A hash of who owns which rows, and of the number of rows that take part."""
         return f"{self._users.digest()} {self.rows_per_unit}"
 
+    def ids(self, unit_of: Any) -> list[Any] | None:
+        """Return the id of each user, given the same ``unit_of``; None where rows are sorted.
+
+        A function that fails for the first row of a user has the id None.
+        """
+        if isinstance(unit_of, Users):
+            return None
+        rows = [int(self._users.rows_of(user)[0]) for user in range(len(self))]
+        if not callable(unit_of):
+            known = unit_of.tolist() if hasattr(unit_of, "tolist") else list(unit_of)
+            unit_of = known.__getitem__
+        keys = (asked(lambda row: _key(unit_of(row)), row) for row in rows)
+        return [None if key is None else key[1] for key in keys]
+
     def sample(self, indices: torch.Tensor, seeds: torch.Tensor) -> Self:
         """Return the same users, the drawn ones with rows chosen by their column of words."""
         drawn = self.fresh()
@@ -346,7 +360,7 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
             f"{_EXPECTED} Got an array of {unit_of.dtype} with {unit_of.ndim} axes."
         )
     if callable(unit_of):
-        keys = [_asked(unit_of, row) for row in range(rows)]
+        keys = [asked(lambda row: _key(unit_of(row)), row) for row in range(rows)]
     elif isinstance(unit_of, str | bytes) or not (
         hasattr(unit_of, "__len__") and hasattr(unit_of, "__iter__")
     ):
@@ -366,10 +380,10 @@ def _numbers(unit_of: Any, rows: int) -> Whole:
     return np.array([-1 if key is None else known[key] for key in keys], dtype=np.int64)
 
 
-def _asked(unit_of: Callable[[int], Any], row: int) -> Any:
-    """Return the key of a row's user, or None if the function fails: no row may stop a run."""
+def asked(function: Callable[[Any], Any], unit: Any) -> Any:
+    """Return what a user's function says of a unit, or None if it fails: none may stop a run."""
     try:
-        return _key(unit_of(row))
+        return function(unit)
     except KeyboardInterrupt:
         raise
     except BaseException:

@@ -6,7 +6,10 @@ from typing import Any
 
 from dpfy.accounting import Filter, supported
 from dpfy.accounting.filters import Additive
+from dpfy.accounting.individual_filter import IndividualFilter
 from dpfy.ledger.basis import Ground, Kind, grounds_in, in_order
+from dpfy.ledger.events import Poisson
+from dpfy.ledger.individual import Individual
 from dpfy.reporting.numbers import plain
 from dpfy.reporting.record import LedgerRecord
 
@@ -63,13 +66,24 @@ def environment_rows(record: LedgerRecord) -> tuple[tuple[str, str], ...]:
 
 def cited(record: LedgerRecord, rule: Filter | None) -> Iterator[tuple[str, str, str, str]]:
     """Yield method, policy, noise and reference of every rule that accounts for a ledger."""
+    if isinstance(rule, IndividualFilter):
+        rule = rule.each
+    kinds = {(_accounted_as(policy), noise) for policy, noise in record.kinds}
     for row in supported():
-        if (
-            row.relation == record.relation
-            and (row.policy, row.noise) in record.kinds
-            and not (isinstance(rule, Additive) and row.method != rule.rules)
+        if row.relation != record.relation or (
+            isinstance(rule, Additive) and row.method != rule.rules
         ):
+            continue
+        if (row.policy, row.noise) in kinds:
             yield row.method, row.policy, row.noise, row.reference
+        for stream, policy in record.streams:
+            if (row.policy, row.noise) == ("", stream):
+                yield row.method, policy, "correlated gaussian", row.reference
+
+
+def _accounted_as(policy: str) -> str:
+    """Return the policy whose rules account for another: a group is drawn as by Poisson."""
+    return Poisson.tag if policy == Individual.tag else policy
 
 
 def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
@@ -86,6 +100,13 @@ def _of_the_library(record: LedgerRecord) -> Iterator[Ground]:
         "Sums and noise are on one lattice, and what rounding adds is in the noise scale: "
         "docs/proofs/gaussian-sum.md, docs/proofs/lattice-noise.md.",
     )
+    if record.streams:
+        yield Ground(
+            Kind.THEOREM,
+            "rows",
+            "Rows of a stream cost what it does, also if its noise was begun anew",
+            "What rounding adds is in the noise scale: docs/proofs/streams.md, Lemmas 6 and 7.",
+        )
     if record.durable:
         yield Ground(
             Kind.THEOREM,
@@ -107,6 +128,13 @@ def _of_the_accounting(record: LedgerRecord, rule: Filter | None) -> Iterator[Gr
     if rule is not None:
         yield _referred(
             "filter", f"The limit of a {rule.title} bounds whatever it admits", rule.reference
+        )
+    if Individual.tag in record.policies:
+        yield _referred(
+            "groups",
+            "A group costs what it would cost if all records were in it",
+            "the other records are held fixed, whatever their rates and bounds are: Boenisch, "
+            "Mühl, Dziedzic, Rinberg & Papernot 2023",
         )
     for method, policy, noise, reference in cited(record, rule):
         yield _referred(

@@ -12,6 +12,7 @@ from dpfy.reporting import label_words
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.groups import CHANGES, LABELS
 from dpfy.reporting.numbers import delta_text, plain
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
@@ -21,6 +22,8 @@ from dpfy.types import Unit
 _FEW = 5  # groups that are listed one by one
 _LAWS = {
     "poisson": "Poisson: batches are not shuffled and cut; their size varies and may be zero.",
+    "filtered_poisson": "Filtered Poisson: each record that has budget of its own left is drawn by "
+    "itself with this rate, and moves the sum by at most its stored bound.",
     "fixed_size": "Fixed size: every batch is a fresh random set of the same number of records; "
     "the total number of records is public.",
     "truncated_poisson": "Truncated: a sample above its capacity is cut at random; the chance of "
@@ -31,8 +34,20 @@ _LAWS = {
     "is claimed.",
     "importance": "Importance: a record takes part with a probability that follows its gradient's "
     "norm, at most this rate; what this reveals about others is part of the cost.",
+    "individual": "Groups: every record is drawn by itself at the rate of its group; a record of "
+    "no known group never takes part.",
     "balls_in_bins": "Balls in bins: every record once in an epoch, in a batch that it draws; an "
     "event is an epoch.",
+}
+_OF_ROWS = {
+    "cyclic": "Rows of a stream in a fixed order: every record once in an epoch; all steps are "
+    "paid for together, and no amplification is claimed.",
+    "shuffled": "Rows of a stream in any order: every record once in an epoch; all steps are paid "
+    "for together, and no amplification is claimed.",
+    "cyclic_poisson": "Rows of a stream: the parts of the records take turns, each step draws from "
+    "one part by Poisson, and the number of records is public.",
+    "declared": "Rows of a stream: in how many steps a record takes part, and how far apart, was "
+    "declared.",
 }
 _OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
@@ -59,6 +74,7 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
         _isolation(facts, record),
         _rounding(record),
         _constants(record),
+        *_groups(costs),
         _small_delta(record, costs),
         _durable(record),
         _intact(record),
@@ -82,9 +98,9 @@ def _sampling(record: LedgerRecord) -> Item:
 
 def _laws(record: LedgerRecord) -> str:
     """Return one sentence for each policy of a ledger."""
-    return " ".join(
-        law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in record.policies)
-    )
+    sampled = [policy for policy, _ in record.kinds]
+    laws = (law for tag, law in _LAWS.items() if any(name.startswith(tag) for name in sampled))
+    return " ".join((*laws, *(_OF_ROWS[policy] for _, policy in record.streams)))
 
 
 def _key(record: LedgerRecord, costs: Costs) -> Item:
@@ -110,7 +126,7 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
             "What may be spent was fixed before the first step",
             f"The header declares a {costs.filter.title}, whose guard was asked before each of the "
             f"{record.steps_reserved} reserved steps and admits all of them. They may have been "
-            "chosen from outputs, and so may when to stop.",
+            f"chosen from outputs, and so may when to stop. {costs.filter.remark}".strip(),
             status=HOLDS,
         )
     title = "The steps were fixed before the first one"
@@ -231,6 +247,22 @@ def _constants(record: LedgerRecord) -> Item:
     )
 
 
+def _groups(costs: Costs) -> tuple[Item, ...]:
+    """Return what guarantees of groups rest on, if there are any."""
+    if not costs.groups:
+        return ()
+    return (
+        Item(
+            "public_groups",
+            "The group of each record is public",
+            "Groups were given beside the records, by those who made the run. They, the rates and "
+            "the bounds of groups must not have been chosen by looking at the records. A record "
+            "without a known group never took part in a step with groups.",
+            status=DECLARED,
+        ),
+    )
+
+
 def _small_delta(record: LedgerRecord, costs: Costs) -> Item:
     title = "δ is below one over the number of units"
     count = (record.plan or {}).get("records")
@@ -345,7 +377,7 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
     )
 
 
-def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
+def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Item, ...]:
     """List what no number in the report covers."""
     searched = (
         ""
@@ -396,6 +428,14 @@ def exclusions(facts: RunFacts, record: LedgerRecord) -> tuple[Item, ...]:
             f"{hidden}What the model teaches about people in general may be used for inferences "
             "about anybody, whether in the data or not.",
         ),
+        *(
+            (
+                Item("group_labels", "Which group a record is in", LABELS),
+                Item("group_changes", "A change of group", CHANGES),
+            )
+            if costs.groups
+            else ()
+        ),
     )
 
 
@@ -425,7 +465,7 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         "Noise schedule": _part(plan, "noise_schedule").get("name"),
         "Chosen from releases": _controllers(plan.get("controllers", ())),
         "Released statistics": ", ".join(statistics) or None,
-        "Budget": f"ε ≤ {plain(budget['epsilon'])} at δ = {delta_text(budget['delta'])}"
+        "Budget": f"ε ≤ {_budgeted(budget)} at δ = {delta_text(budget['delta'])}"
         if budget
         else None,
     }
@@ -438,6 +478,16 @@ def _labels(plan: dict[str, Any]) -> str | None:
         return None
     options = "".join(f", {name} {value}" for name, value in _part(plan, "parameters").items())
     return f"{plan['labels']} of {plan['classes']} classes at ε = {plain(plan['epsilon'])}{options}"
+
+
+def _budgeted(budget: dict[str, Any]) -> str:
+    """Return the ε of a budget, or that of each group."""
+    if "epsilons" not in budget:
+        return plain(budget["epsilon"])
+    return ", ".join(
+        f"{plain(epsilon)} for group {name!r}"
+        for name, epsilon in zip(budget["names"], budget["epsilons"], strict=True)
+    )
 
 
 def _clip_schedule(plan: dict[str, Any]) -> str | None:
@@ -478,6 +528,8 @@ def _rate(sampling: dict[str, Any]) -> float | None:
     size = sampling.get("size", sampling.get("batch_size"))
     if size is not None and sampling.get("records"):
         return float(size / sampling["records"])
+    if sampling.get("parts"):
+        return float(sampling["chance"] / sampling["parts"])
     return 1 / sampling["bins"] if sampling.get("bins") else sampling.get("rate")
 
 

@@ -16,15 +16,20 @@ from dpfy.accounting import (
     DominatedBy,
     Filter,
     FilterGuarantee,
+    GroupGuarantee,
     Guarantee,
     Reading,
     account,
     odometer,
 )
+from dpfy.accounting.to_pairs import Canonical
 from dpfy.errors import UnsupportedEvent
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Envelope, NonPrivate, Poisson, Repeated, Sampled
+from dpfy.ledger.events import Envelope, Event, NonPrivate, Poisson, Policy, Repeated, Sampled
+from dpfy.ledger.individual import Individual
+from dpfy.ledger.streams import Row, SampledStream
 from dpfy.reporting.attacks import Attacks
+from dpfy.reporting.groups import GroupCost, group_costs
 from dpfy.reporting.numbers import finite
 from dpfy.reporting.record import LedgerRecord
 from dpfy.types import Interval, Relation, Unit
@@ -135,7 +140,7 @@ class Costs:
     distance, or what ε implies if that is less.
 
     With a ``filter`` the claim is its limit, and no number follows the steps; ``reading`` says how
-    far the run came.
+    far the run came. With ``groups`` every number besides theirs is that of the weakest one.
     """
 
     delta: float
@@ -150,6 +155,7 @@ class Costs:
     adjacency: tuple[Adjacency, ...] = ()
     filter: Filter | None = None
     reading: Reading | None = None
+    groups: tuple[GroupCost, ...] = ()
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, measured: Iterable[int] = ()) -> Self:
@@ -192,6 +198,7 @@ class Costs:
             curve=_curve(ledger.uses, guarantees, delta, measured),
             attacks=_attacks(accounted, headline),
             adjacency=_adjacency(accounted, delta),
+            groups=group_costs(accounted, delta),
         )
 
     @classmethod
@@ -228,6 +235,8 @@ class Costs:
             "odometer": _reading_json(self.reading),
             "adjacency": [each.to_json() for each in self.adjacency],
             "attacks": None if self.attacks is None else self.attacks.to_json(),
+            # A report on records without groups stays as it was.
+            **({"groups": [group.to_json() for group in self.groups]} if self.groups else {}),
         }
 
 
@@ -259,9 +268,15 @@ def _claims(guarantee: Guarantee, delta: float) -> list[Claim]:
     registered = guarantee.envelope
     if registered is None:
         return [reserved]
-    if registered.canonical == guarantee.canonical:
+    if _tables(registered) == _tables(guarantee):
         return [replace(reserved, scope=Scope.REGISTERED), reserved]
     return [_claim(Scope.REGISTERED, registered, delta), reserved]
+
+
+def _tables(guarantee: Guarantee) -> list[Canonical]:
+    """Return what is composed, for each group."""
+    parts = guarantee.groups.values() if isinstance(guarantee, GroupGuarantee) else (guarantee,)
+    return [part.canonical for part in parts]
 
 
 def _claim(scope: Scope, guarantee: Guarantee, delta: float) -> Claim:
@@ -344,21 +359,30 @@ def _without_sampling(events: Envelope, relation: Relation, delta: float) -> Cla
 
     It holds without any belief in amplification by sampling.
     """
-    if not all(isinstance(run.event, Sampled | NonPrivate) for run in events):
-        return Claim(
-            Scope.WITHOUT_SAMPLING,
-            "pld",
-            sum(run.times for run in events),
-            None,
-            "the ledger has events that are made of others",
-        )
-    full = [
-        Repeated(replace(run.event, policy=Poisson(1.0)), run.times)
-        if isinstance(run.event, Sampled)
-        else run
-        for run in events
-    ]
-    return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
+    steps, why = sum(run.times for run in events), "the ledger has events that are made of others"
+    if all(isinstance(run.event, Sampled | Row | NonPrivate) for run in events):
+        full = [Repeated(_on_all(run.event), run.times) for run in events]
+        try:
+            return _claim(Scope.WITHOUT_SAMPLING, account(full, "pld", relation), delta)
+        except UnsupportedEvent as error:
+            why = str(error)
+    return Claim(Scope.WITHOUT_SAMPLING, "pld", steps, None, why)
+
+
+def _on_all(event: Event) -> Event:
+    """Return the event with every record in each step that it could be drawn for."""
+    if isinstance(event, Sampled):
+        return replace(event, policy=_of_all(event.policy))
+    if isinstance(event, Row) and isinstance(event.stream, SampledStream):
+        return Row(event.stream.unsampled)
+    return event
+
+
+def _of_all(policy: Policy) -> Policy:
+    """Return the policy that draws every record; groups keep their bounds."""
+    if isinstance(policy, Individual):
+        return replace(policy, rates=(1.0,) * len(policy.names))
+    return Poisson(1.0)
 
 
 def _curve(

@@ -117,7 +117,14 @@ class Report:
             "relation": str(self.record.relation),
             "unit": str(self.record.unit),
             "guess": self.costs.guess if private else None,
+            **({"groups": self._groups()} if self.costs.groups else {}),
         }
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the claim of each group, without numbers if there is no guarantee."""
+        numbers = ("epsilon", "epsilon_lower", "guess", "true_positives")
+        void = {} if self.verdict.private else dict.fromkeys(numbers)
+        return [{**group.to_json(), **void} for group in self.costs.groups]
 
     def write(self, folder: str | os.PathLike[str]) -> tuple[Path, Path, Path]:
         """Write ``report.md``, ``report.json`` and ``report.html`` into ``folder``.
@@ -176,6 +183,6 @@ def report(
         statement=statement.statement(facts, record, costs, verdict),
         assumptions=conditions.assumptions(facts, record, costs),
         protection=conditions.protection(record, verdict),
-        exclusions=conditions.exclusions(facts, record),
+        exclusions=conditions.exclusions(facts, record, costs),
         basis=grounds(record, costs.filter),
     )

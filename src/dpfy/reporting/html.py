@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dpfy.errors import MissingExtra
 from dpfy.reporting import layout, plots
 from dpfy.reporting.page import STYLE
+from dpfy.reporting.table import Table
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
@@ -111,7 +112,7 @@ def _drawn(report: "Report") -> tuple[tuple[str | None, str], ...]:
     )
 
 
-def _table(table: layout.Table) -> str:
+def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in table.columns)
     body = "".join(
         "<tr>" + "".join(_cell(index, cell) for index, cell in enumerate(row)) + "</tr>"

@@ -3,7 +3,6 @@
 Tests: tests/reporting/test_formats.py.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpfy.ledger.events import canonical_json
@@ -12,8 +11,18 @@ from dpfy.reporting.attacks import FALSE_ALARM
 from dpfy.reporting.basis import NOT_RECORDED, environment_rows, strict_line
 from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
-from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text, plain
+from dpfy.reporting.groups import group_table, listed
+from dpfy.reporting.numbers import (
+    bracket_text,
+    delta_text,
+    epsilon_text,
+    most_text,
+    percent_text,
+    plain,
+    share_text,
+)
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
+from dpfy.reporting.table import Table
 from dpfy.types import Unit
 
 if TYPE_CHECKING:
@@ -22,23 +31,15 @@ if TYPE_CHECKING:
 _CURVE_ROWS = 6
 
 
-@dataclass(frozen=True)
-class Table:
-    """A titled table; ``lead`` is a sentence before it."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    lead: str = ""
-
-
 def headline(report: "Report") -> str:
     """Return the headline: the claim, or NOT PRIVATE."""
     interval = report.costs.headline.interval
     if not report.verdict.private or interval is None:
         return "NOT PRIVATE"
+    costs = report.costs
+    epsilon = listed(costs.groups) if costs.groups else epsilon_text(interval.upper)
     alone = ", for labels alone" if report.record.unit is Unit.LABEL else ""
-    return f"ε = {epsilon_text(interval.upper)} at δ = {delta_text(report.costs.delta)}{alone}"
+    return f"ε = {epsilon} at δ = {delta_text(costs.delta)}{alone}"
 
 
 def cautions(report: "Report") -> tuple[str, ...]:
@@ -75,6 +76,7 @@ def key_facts(report: "Report") -> tuple[tuple[str, str], ...]:
         *((("strict", strict),) if strict else ()),
         ("Unit of privacy", f"one {record.unit}"),
         ("Neighbours", str(record.relation).replace("_", " ")),
+        *((("Groups", _group_line(report)),) if report.costs.groups else ()),
         ("Tier", f"Tier {tier.number}" if tier.number else "not applicable"),
         ("Protected from", _protected_from(report)),
         ("Steps", f"{record.steps_reserved} {planned}")
@@ -90,6 +92,16 @@ def _protected_from(report: "Report") -> str:
     if report.record.unit is Unit.LABEL:
         return label_words.PROTECTED_FROM
     return "anybody who sees models (B4–B6)"
+
+
+def _group_line(report: "Report") -> str:
+    count, interval = len(report.costs.groups), report.costs.headline.interval
+    weakest = (
+        f"; one number for all is the weakest, {epsilon_text(interval.upper)}"
+        if report.verdict.private and interval is not None
+        else ""
+    )
+    return f"{count}, each with an ε of its own{weakest}"
 
 
 def tables(report: "Report") -> tuple[Table, ...]:
@@ -111,6 +123,9 @@ def tables(report: "Report") -> tuple[Table, ...]:
         )
     )
     return (
+        group_table(
+            report.costs.groups, report.costs.delta, report.record.unit, report.verdict.private
+        ),
         _epsilons(report),
         *((_other_relations(report),) if report.costs.adjacency else ()),
         *_attack_tables(report),
@@ -255,11 +270,11 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
     tests = (
         (
             f"Most that telling whether {unit} {question} gains over blind guessing (advantage)",
-            _most(attacks.advantage),
+            most_text(attacks.advantage),
         ),
         (
-            f"True positive rate at a false positive rate of {_given(FALSE_ALARM)}",
-            _most(attacks.true_positives),
+            f"True positive rate at a false positive rate of {share_text(FALSE_ALARM)}",
+            most_text(attacks.true_positives),
         ),
         (
             "μ of the least Gaussian mechanism that is no better",
@@ -267,10 +282,12 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
         ),
     )
     beliefs = tuple(
-        (_given(each.prior), _most(each.right), _most(each.accused_rightly))
+        (share_text(each.prior), most_text(each.right), most_text(each.accused_rightly))
         for each in attacks.beliefs
     )
-    hits = tuple((_given(each.baseline), _most(each.success)) for each in attacks.reconstruction)
+    hits = tuple(
+        (share_text(each.baseline), most_text(each.success)) for each in attacks.reconstruction
+    )
     return (
         Table(
             "What is left to an attacker",
@@ -284,7 +301,7 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             ("Believed before", "Right at best", "Of those accused, rightly"),
             beliefs,
             f"The belief that {unit} {question}. Right at best: share of right decisions. Accused: "
-            f"at a false positive rate of {_given(FALSE_ALARM)}.",
+            f"at a false positive rate of {share_text(FALSE_ALARM)}.",
         ),
         Table(
             "Reconstruction",
@@ -294,15 +311,6 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "meets with the probability in the first column.",
         ),
     )
-
-
-def _most(share: float) -> str:
-    """Return a bound on a share, rounded up."""
-    return f"{epsilon_text(100 * min(1.0, share))} %"
-
-
-def _given(share: float) -> str:
-    return f"{100 * share:g} %"
 
 
 def _odometer(report: "Report") -> Table:
@@ -332,11 +340,7 @@ def _odometer(report: "Report") -> Table:
 def _cell(claim: Claim | None) -> str:
     if claim is None or claim.interval is None:
         return "no rule"
-    upper, lower = (
-        epsilon_text(claim.interval.upper),
-        epsilon_text(claim.interval.lower, lower=True),
-    )
-    return upper if upper == "∞" or lower == "0" else f"{upper} [{lower}, {upper}]"
+    return bracket_text(claim.interval)
 
 
 def _ledger_rows(report: "Report") -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dpfy.reporting import layout
+from dpfy.reporting.table import Table
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
@@ -29,7 +30,7 @@ def render(report: "Report") -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _table(table: layout.Table) -> str:
+def _table(table: Table) -> str:
     lines = [
         _row(table.columns),
         "|" + "---|" * len(table.columns),

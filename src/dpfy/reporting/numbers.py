@@ -3,6 +3,8 @@
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
+from dpfy.types import Interval
+
 # A float has up to 309 digits before its point, and three more are shown.
 _EXACT = Context(prec=400)
 _PLACES = 3
@@ -47,6 +49,34 @@ def percent_text(share: float) -> str:
     '63.1 %'
     """
     return f"{Decimal(100 * share).quantize(Decimal('0.1'), ROUND_CEILING)} %"
+
+
+def most_text(share: float) -> str:
+    """Return a bound on a share as a percentage with at least three digits, rounded up.
+
+    >>> most_text(0.0150576)
+    '1.506 %'
+    """
+    return f"{epsilon_text(100 * min(1.0, share))} %"
+
+
+def share_text(share: float) -> str:
+    """Return a share that was chosen as a percentage.
+
+    >>> share_text(0.01)
+    '1 %'
+    """
+    return f"{100 * share:g} %"
+
+
+def bracket_text(interval: Interval) -> str:
+    """Return a claim, with the interval that is certified for it.
+
+    >>> bracket_text(Interval(2.99312, 2.99512))
+    '2.996 [2.993, 2.996]'
+    """
+    upper, lower = epsilon_text(interval.upper), epsilon_text(interval.lower, lower=True)
+    return upper if upper == "∞" or lower == "0" else f"{upper} [{lower}, {upper}]"
 
 
 def plain(value: object) -> str:

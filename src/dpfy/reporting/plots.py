@@ -31,7 +31,7 @@ def epsilon_plot(record: LedgerRecord, costs: Costs) -> str | None:
     if len(curve.steps) < 2 or not finite:
         return None
     with drawing():
-        figure, axes = axes_of("Steps reserved", f"ε at δ = {delta_text(costs.delta)}")
+        figure, axes = axes_of("Steps reserved", _epsilon_label(costs))
         for method, values in finite.items():
             axes.plot(curve.steps, values, **_LINES[method])
         claim = costs.headline
@@ -69,7 +69,7 @@ def metric_plot(facts: RunFacts, costs: Costs) -> str | None:
     spent = np.interp(steps, costs.curve.steps, epsilons)
     with drawing():
         figure, axes = axes_of(
-            f"ε at δ = {delta_text(costs.delta)} ({_LINES[method]['label']})",
+            f"{_epsilon_label(costs)} ({_LINES[method]['label']})",
             _one_line(facts.metric),
         )
         axes.plot(
@@ -96,6 +96,11 @@ def tradeoff_plot(costs: Costs) -> str | None:
             "tradeoff",
             "least false negative rate of any attack over its false positive rate",
         )
+
+
+def _epsilon_label(costs: Costs) -> str:
+    whose = " of the weakest group" if costs.groups else ""
+    return f"ε{whose} at δ = {delta_text(costs.delta)}"
 
 
 def _one_line(text: str) -> str:

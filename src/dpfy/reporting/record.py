@@ -12,6 +12,7 @@ from dpfy.accounting.rules import NOISES
 from dpfy.errors import LedgerError
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Envelope, Event, NonPrivate, Repeated, Sampled
+from dpfy.ledger.streams import Row
 from dpfy.reporting.search import Search, leaves
 from dpfy.types import Relation, Unit
 
@@ -129,6 +130,18 @@ class LedgerRecord:
         )
 
     @property
+    def streams(self) -> tuple[tuple[str, str], ...]:
+        """The kinds of streams whose rows are on record, each with the policy of its steps."""
+        events = [leaf for run in (*self.registered, *self.reserved) for leaf in leaves(run.event)]
+        return tuple(
+            dict.fromkeys(
+                (event.stream.tag, event.policy.tag if event.policy else "declared")
+                for event in events
+                if isinstance(event, Row)
+            )
+        )
+
+    @property
     def search(self) -> Search | None:
         """The search for settings that is on record, if there is one."""
         return Search.of(self.registered, self.reserved, self.interruptions, self.plan)
@@ -136,7 +149,8 @@ class LedgerRecord:
     @property
     def policies(self) -> tuple[str, ...]:
         """The names of the sampling policies in use."""
-        return tuple(dict.fromkeys(policy for policy, _ in self.kinds))
+        names = (*(policy for policy, _ in self.kinds), *(policy for _, policy in self.streams))
+        return tuple(dict.fromkeys(names))
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -7,11 +7,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dpfy.accounting import DominatedBy, GaussianFilter, RenyiFilter, ZcdpFilter
+from dpfy.accounting import (
+    DominatedBy,
+    GaussianFilter,
+    IndividualFilter,
+    RenyiFilter,
+    ZcdpFilter,
+)
 from dpfy.reporting import label_words
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
+from dpfy.reporting.groups import CHANGES, listed
 from dpfy.reporting.numbers import delta_text, epsilon_text, percent_text
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.search import RULE
@@ -21,7 +28,9 @@ from dpfy.types import Relation, Unit
 METHOD_NAMES = {
     "pld": "PLD",
     "rdp": "RDP",
-    **{rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter)},
+    **{
+        rule.tag: rule.title for rule in (RenyiFilter, ZcdpFilter, GaussianFilter, IndividualFilter)
+    },
 }
 _COMPOSITION = (
     "PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
@@ -92,10 +101,19 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
     )
     if record.unit is Unit.LABEL:
         output, kind, scope = label_words.OUTPUT, label_words.KIND, f" {label_words.SCOPE}"
+    neighbours = (
+        f"for {name} neighbours: data sets are neighbours if {difference.format(unit=record.unit)}"
+    )
+    if costs.groups:
+        return (
+            f"{output}, is (ε, δ)-differentially private in the central model with δ = "
+            f"{delta_text(costs.delta)} and ε = {listed(costs.groups)}, {neighbours}, and that "
+            f"{record.unit} is of the group. For every {record.unit} the weakest alone holds, ε = "
+            f"{epsilon_text(costs.headline.interval.upper)}."
+        )
     return (
         f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, "
-        f"{delta_text(costs.delta)})-{kind} in the central model, for {name} neighbours: data sets "
-        f"are neighbours if {difference.format(unit=record.unit)}.{scope}"
+        f"{delta_text(costs.delta)})-{kind} in the central model, {neighbours}.{scope}"
     )
 
 
@@ -116,8 +134,18 @@ def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str
         f"Suppose a coin decides whether {whose} {changed}, and an expert who sees everything that "
         "was released, and knows all the other data, has to tell which: the expert is right at "
         f"most {percent_text(min(1.0, costs.guess))} of the time, where blind guessing is right 50 "
-        "% of the time."
+        f"% of the time.{_guesses(costs)}"
     )
+
+
+def _guesses(costs: Costs) -> str:
+    """Return how often the expert is right about the records of each group."""
+    if not costs.groups:
+        return ""
+    each = ", ".join(
+        f"{percent_text(min(1.0, group.guess))} for group {group.name!r}" for group in costs.groups
+    )
+    return f" That is for the weakest group; by group, at most {each}."
 
 
 def statement(
@@ -134,7 +162,7 @@ def statement(
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
         Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
-        Item("adjacency", "Adjacency", _adjacency(record), "2d"),
+        Item("adjacency", "Adjacency", _adjacency(record, costs), "2d"),
         Item("accounting", "Type of accounting", _accounting(record, costs), "3a"),
         Item(
             "assumptions",
@@ -211,10 +239,11 @@ def _unit(facts: RunFacts, record: LedgerRecord) -> str:
     )
 
 
-def _adjacency(record: LedgerRecord) -> str:
+def _adjacency(record: LedgerRecord, costs: Costs) -> str:
     name, difference = _RELATIONS[record.relation]
     difference = difference.format(unit=record.unit)
-    return f"{name.capitalize()}: two data sets are neighbours if {difference}."
+    groups = f" {CHANGES}" if costs.groups else ""
+    return f"{name.capitalize()}: two data sets are neighbours if {difference}.{groups}"
 
 
 def _accounting(record: LedgerRecord, costs: Costs) -> str:
@@ -231,7 +260,8 @@ def _accounting(record: LedgerRecord, costs: Costs) -> str:
         by = (
             f"The claim is the limit of a {rule.title} ({rule.reference}), declared before the "
             "first step. It covers every run that the filter would have admitted, steps chosen "
-            f"from outputs included, and does not shrink when less of it is used. {listed}"
+            "from outputs included, and does not shrink when less of it is used. "
+            f"{rule.remark or listed}"
         ).rstrip()
     if record.search is not None and record.search.laws:
         rules.append(RULE)
@@ -277,10 +307,14 @@ def _unamplified(costs: Costs) -> str:
         return f"There is no finite bound for the same noise without sampling: {reason}."
     return (
         "If no amplification by sampling is assumed (every record in every one of the "
-        f"{claim.steps} steps, the same noise), the bound is ε = "
+        f"{claim.steps} steps, the same noise), the bound{_weakest(costs)} is ε = "
         f"{epsilon_text(claim.interval.upper)} at δ = {delta_text(costs.delta)}. It holds however "
         "the batches were formed, as long as a record enters a step at most once."
     )
+
+
+def _weakest(costs: Costs) -> str:
+    return " for the weakest group" if costs.groups else ""
 
 
 def _verifiability(record: LedgerRecord) -> str:

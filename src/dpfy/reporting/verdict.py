@@ -124,4 +124,5 @@ def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) 
         if record.unit is Unit.USER
         else " It rests on the declaration that a user owns at most one record."
     )
-    return Tier(number, text + declared)
+    weakest = " It is that of the weakest group of records." if costs.groups else ""
+    return Tier(number, text + declared + weakest)

@@ -7,6 +7,7 @@ __getattr__, __all__ = exports(
     {
         "checkpoint": ("resume",),
         "contributing": ("ContributingShare",),
+        "individual_readings": ("budget_histogram", "own_reading"),
         "loss_queries": ("FirstBelow", "PrivateArgmin"),
         "released": ("Batch", "Released"),
         "resources": ("Resources", "estimate_resources"),

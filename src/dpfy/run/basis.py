@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpfy.checks.probe import Probe
     from dpfy.run.context import StepContext
 
+_OF_STORED_NORMS = "an individual filter, which bounds records by stored norms,"
 _RANDOM_NUMBERS = "Random numbers of the loss, such as dropout masks"
 _LIBRARIES = re.compile(
     r"^\s*- (.*(?:Math Kernel Library|MKL-DNN|OpenBLAS|Accelerate|CUDA Runtime|CuDNN).*)$", re.M
@@ -43,10 +44,13 @@ def record_basis(context: "StepContext", probe: "Probe", engine: Engine) -> None
         engine: the engine that was chosen.
 
     Raises:
-        IsolationError: in a strict run, if the loss gives other bits for equal input.
+        IsolationError: in a strict run, or under an individual filter, if the loss gives other
+            bits for equal input.
     """
     if context.strict:
         _check_strictly(probe, engine)
+    elif context.sampling.stores_norms:
+        _check_equal_bits(probe, _OF_STORED_NORMS)
     if context.ranks.first:
         grounds = _grounds(context, engine, probe.draws_random_numbers)
         context.ledger.record_basis(
@@ -65,7 +69,12 @@ def _check_strictly(probe: "Probe", engine: Engine) -> None:
         raise IsolationError(
             f"A strict run computes records one by one, and the engine is {engine.name!r}."
         )
-    made = probe.made_up()
+    _check_equal_bits(probe, "a strict run")
+
+
+def _check_equal_bits(probe: "Probe", purpose: str) -> None:
+    """Refuse a loss that gives a record other bits when it is computed alone once more."""
+    made, engine = probe.made_up(), LoopEngine(probe.model, probe.parameters)
     call, state = LossCall(probe.model, probe.loss_fn), Substitutes(probe.model, probe.parameters)
     last, again = made.size - 1, bookmark()
     in_company = engine.gradients_at(call, state, made, last)[0]
@@ -74,7 +83,7 @@ def _check_strictly(probe: "Probe", engine: Engine) -> None:
     if not all(_same_bits(one, other) for one, other in zip(in_company, alone, strict=True)):
         raise IsolationError(
             "The gradient of a synthetic record has other bits when it is computed again, so that "
-            "a strict run is not possible: something in the model is not deterministic. Try "
+            f"{purpose} is not possible: something in the model is not deterministic. Try "
             "torch.use_deterministic_algorithms(True), or torch.set_num_threads(1)."
         )
 
@@ -89,6 +98,8 @@ def _grounds(context: "StepContext", engine: Engine, draws: bool) -> Iterator[Gr
     """Yield what the releases rest on, beside sampling, noise and accounting."""
     yield from _isolation(context, engine)
     yield from _rounding(context, engine)
+    if context.sampling.stores_norms:
+        yield from _stored_norms()
     yield from _shape(context)
     if draws and engine.one_by_one:
         yield Ground(
@@ -211,6 +222,23 @@ def co_batched_records(context: "StepContext", engine: Engine) -> int:
         return 0
     step = max(1, context.progress.taken)
     return partition_for(context, engine, step, context.controllers.config(step)).largest
+
+
+def _stored_norms() -> Iterator[Ground]:
+    yield Ground(
+        Kind.THEOREM,
+        "own_filters",
+        "A record's bound, and the step at which it leaves, follow from this record alone",
+        "Given earlier outputs. It is clipped to its stored bound, and a record that has left is "
+        "not computed: docs/proofs/individual-filter.md.",
+    )
+    yield Ground(
+        Kind.CHECK,
+        "equal_norms",
+        "Equal records have equal norms",
+        "Norms are computed one record at a time. The gradient of a synthetic record was computed "
+        "among others and alone, and compared bit by bit.",
+    )
 
 
 def _shape(context: "StepContext") -> Iterator[Ground]:

@@ -69,7 +69,8 @@ def resume(
         data: the private data set.
         ledger: where the ledger is now; None for where the checkpoint says.
         extra: objects with ``load_state_dict``, by the names that they were saved under.
-        options: further arguments of :func:`dpfy.privatize`.
+        options: further arguments of :func:`dpfy.privatize`, such as ``group_of``: nothing about
+            single records is in a checkpoint.
 
     Returns:
         The run; ``run.restored`` has the plain values of ``extra``, and ``run.lost_steps`` counts

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import TruncatedPoisson
+from dpfy.ledger.events import Cyclic, CyclicPoisson, Shuffled, TruncatedPoisson
 from dpfy.mechanisms.query import Contributing
 from dpfy.plans import Plan
 from dpfy.run.released import Released
@@ -126,9 +126,15 @@ def _expected_sample(plan: Plan) -> float:
     """Return how many records a sample has in expectation, or somewhat fewer.
 
     A truncated sample has at most its capacity c: E min(N, c) is at least min(E N, c) − √(E N)/2,
-    by the mean deviation of N.
+    by the mean deviation of N. Batches of an epoch have no more than all records, and the smallest
+    comes last; parts that take turns differ by one record.
     """
     expected = plan.expected_batch
-    if isinstance(plan.sampling, TruncatedPoisson):
-        expected = min(expected, plan.sampling.capacity) - math.sqrt(expected) / 2
+    match plan.sampling:
+        case TruncatedPoisson(capacity=capacity):
+            return min(expected, capacity) - math.sqrt(expected) / 2
+        case Cyclic(records=records) | Shuffled(records=records):
+            return records / plan.sampling.steps_per_event
+        case CyclicPoisson(chance, parts, records):
+            return chance * (records // parts)
     return expected

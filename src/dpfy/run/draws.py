@@ -14,6 +14,7 @@ import torch
 from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.gradients import Engine
 from dpfy.ledger.events import Event, ImportanceSchedule
+from dpfy.ledger.individual import FilteredPoisson
 from dpfy.mechanisms.controllers import Controller, StepConfig
 from dpfy.plans import Plan
 from dpfy.records.records import Records
@@ -32,7 +33,7 @@ class Draws:
 
     def draw(self, context: StepContext, step: int) -> Sample:
         """Return the sample of a step, whose event is durable by then; rank 0 alone calls this."""
-        return context.sampling.draw(context)
+        return context.sampling.draw(context, step)
 
     def begin(
         self,
@@ -113,7 +114,7 @@ class OneAhead(Draws):
         """Pay for a step, draw it and begin to load it; do nothing if the budget ends before it."""
         config = context.controllers.config(step)
         event = event_of(context, step, config)
-        found = context.ranks.from_first(lambda: _paid_and_drawn(context, event, config))
+        found = context.ranks.from_first(lambda: _paid_and_drawn(context, event, step, config))
         if not found:
             return None  # its own reservation will say so
         sample = Sample.from_bytes(found.removeprefix(_DRAWN), context.records.seed_words)
@@ -123,14 +124,14 @@ class OneAhead(Draws):
         return _Drawn(step, sample, records)
 
 
-def _paid_and_drawn(context: StepContext, event: Event, config: StepConfig) -> bytes:
+def _paid_and_drawn(context: StepContext, event: Event, step: int, config: StepConfig) -> bytes:
     """Make the next step durable, then draw its sample; no bytes if the budget has no room."""
     if context.progress.prepaid == 0:
         try:
             context.ledger.prepay(event, note=note_of(config))
         except BudgetExhausted:
             return b""
-    return _DRAWN + context.sampling.draw(context).to_bytes()
+    return _DRAWN + context.sampling.draw(context, step).to_bytes()
 
 
 def shares_of(
@@ -181,6 +182,11 @@ def draws_for(prefetch: int, plan: Plan, num_workers: int) -> Draws:
         raise InvalidArgument(
             "prefetch=1 draws a step before the one in front of it is released, and importance "
             "sampling draws by the gradients of the model that this one leaves. Use prefetch=0."
+        )
+    if isinstance(plan.sampling, FilteredPoisson):
+        raise InvalidArgument(
+            "prefetch=1 begins to load a sample before it is known which of its records have left "
+            "by an individual filter. Use prefetch=0."
         )
     for controller in plan.controllers:
         if _follows_outputs(controller):

@@ -83,7 +83,7 @@ class ImportanceSampling(SamplingStrategy):
         if norm_sums.due_before(context, step):
             norm_sums.release_norms(context, self.sampler, loss_fn, step)
 
-    def draw(self, context: StepContext) -> Sample:
+    def draw(self, context: StepContext, step: int) -> Sample:
         """Draw nothing yet: what is proposed depends on norms, which need an engine."""
         return Sample.drawn(np.empty(0, dtype=np.int64), context.streams.sampling, 0)
 

@@ -207,7 +207,7 @@ class _Losses:
         with isolated_rng(context.streams.training):
             # Judged on synthetic input: no record changes another one's loss.
             self._engine = context.engine_for(loss_fn)
-        sample = context.sampling.draw(context)
+        sample = context.sampling.draw(context, context.progress.taken + 1)
         self._records = context.records.sample(sample.indices, sample.seeds)
         # A loss that is safe one record at a time only is not asked for many losses at once.
         self._parts = (

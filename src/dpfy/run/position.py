@@ -60,7 +60,7 @@ def go_on(run: Run, position: dict[str, Any], controllers: Mapping[str, Any]) ->
     run.context.controllers.load_state_dict(controllers)
     # Steps that were reserved by hand count too; where an event is an epoch, what is left of the
     # last one is lost.
-    each_counts = ranks.first and plan.sampling.steps_per_event == 1 and not plan.extra_events
+    each_counts = ranks.first and plan.steps_per_event == 1 and not plan.extra_events
     lost = run.ledger.count - saved["steps"] if each_counts else run.steps_taken - saved["taken"]
     run.lost_steps = int(ranks.from_first(lambda: b"%d" % lost))
     if run.lost_steps and ranks.first:

@@ -23,25 +23,39 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import ImportanceSchedule
-from dpfy.mechanisms.sampling import sampler_for
+from dpfy.ledger.individual import FilteredPoisson, Individual
+from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
-from dpfy.noise import LatticeGaussian, SecureStream
-from dpfy.noise.native import kernels
+from dpfy.noise import SecureStream
+from dpfy.noise.native import correlation, kernels
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
 from dpfy.records.loaders import taken_from
+from dpfy.records.membership import Membership
 from dpfy.records.rows import check_map_style
 from dpfy.records.users import records_by_unit
 from dpfy.run.context import Progress, StepContext, Streams
 from dpfy.run.controller_states import ControllerStates
+from dpfy.run.correlation import check_optimizers, noise_for
 from dpfy.run.draws import draws_for
 from dpfy.run.engine_choice import EngineChoice
 from dpfy.run.importance_sampling import ImportanceSampling
+from dpfy.run.individual_sampling import (
+    IndividualBounds,
+    IndividualSampling,
+    RecordBudgets,
+    check_individual,
+)
 from dpfy.run.norm_sums import extra_releases
 from dpfy.run.ranks import Ranks
+from dpfy.run.record_bounds import GroupBounds, RecordBounds, UniformBounds
 from dpfy.run.release_layout import check_leaves
 from dpfy.run.run import Run
-from dpfy.run.sampling_strategy import IndependentSampling, SamplingStrategy
+from dpfy.run.sampling_strategy import (
+    IndependentSampling,
+    SamplingStrategy,
+    ScheduledSampling,
+)
 from dpfy.run.strict import strict_engine
 from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
@@ -67,6 +81,7 @@ def privatize(
     unit: Unit | str | None = None,
     unit_of: Any = None,
     rows_per_user: int | None = None,
+    group_of: Any = None,
     strict: bool = False,
 ) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger.
@@ -114,6 +129,12 @@ def privatize(
             ``loss_fn`` still returns one loss per row.
         rows_per_user: the most rows of a user in a step, drawn for each step; a user counts with
             the mean of their losses. Default: 16.
+        group_of: which group each record is in, for a plan of :func:`dpfy.idpsgd`: one label per
+            record, or a function or mapping from a record's index to its label. A label is the name
+            of a group or its position in the plan; a record with any other label never takes part,
+            silently. With users, a function or mapping from the user's id to the label; where
+            ``unit_of`` is :class:`dpfy.Users`, one label per user. Labels are public: see
+            docs/how-to/individual-budgets.md.
         strict: whether to refuse whatever rests on an allowance instead of a proof; see
             docs/how-to/engines.md. Default: False.
 
@@ -127,13 +148,17 @@ def privatize(
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
+    check_optimizers(plan, optimizers)
     _check_model(model)
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.count("num_workers", num_workers, minimum=0)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
-    kernels.compile_ahead(sum(p.numel() for p in parameters.values()))
+    size = sum(p.numel() for p in parameters.values())
+    kernels.compile_ahead(size)
+    if plan.correlation is not None:
+        correlation.compile_ahead(size)
     if max_physical_batch is not None:
         _validate.count("max_physical_batch", max_physical_batch)
     if isinstance(data, DataLoader):
@@ -159,6 +184,8 @@ def privatize(
         example.chunk,
         streams.training,
     )
+    with ranks.together():
+        groups = Membership.of(group_of, plan.sampling, records, unit_of, plan.records)
     if (declared := getattr(plan.sampling, "records", None)) is not None:
         require_declared(len(records), declared)
     if strict:
@@ -175,6 +202,7 @@ def privatize(
                 "plan": plan.to_json(),
                 "number of records": len(records),
                 "unit_of or rows_per_user": records.owners,
+                "group_of": groups and groups.digest(),
                 "engine or max_physical_batch": (engine, max_physical_batch),
                 "prefetch": prefetch,
                 "example_input": repr(example.chunk.signature),
@@ -192,7 +220,9 @@ def privatize(
         )
     try:
         controllers = ControllerStates(plan, parameters, engine)
-        sampling = _sampling(plan, streams.sampling, engine, ranks.size, parameters)
+        sampling, record_bounds = _sampling(
+            plan, streams.sampling, engine, ranks.size, parameters, groups, opened, len(records)
+        )
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
@@ -206,10 +236,11 @@ def privatize(
             streams=streams,
             sampling=sampling,
             draws=draws,
-            noise=LatticeGaussian(streams.noise),
+            noise=noise_for(plan, streams.noise, taken + 1),
             controllers=controllers,
             engines=EngineChoice(engine, engines),
             progress=Progress(taken, taken),
+            record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
         )
@@ -244,11 +275,28 @@ def _sampling(
     engine: str,
     ranks: int,
     parameters: Mapping[str, nn.Parameter],
-) -> SamplingStrategy:
-    """Return the strategy that draws what the plan's policy says."""
-    if isinstance(plan.sampling, ImportanceSchedule):
-        return ImportanceSampling(plan, stream, engine, ranks, parameters)
-    return IndependentSampling(sampler_for(plan.sampling, stream))
+    groups: Membership | None,
+    ledger: Ledger | None,
+    records: int,
+) -> tuple[SamplingStrategy, RecordBounds]:
+    """Return the strategy that draws what the plan's policy says, and how records are bounded."""
+    policy = plan.sampling
+    if isinstance(policy, ImportanceSchedule):
+        return ImportanceSampling(plan, stream, engine, ranks, parameters), UniformBounds()
+    if isinstance(policy, FilteredPoisson):
+        check_individual(engine, ranks, parameters)
+        assert ledger is not None  # there is one process
+        budgets = RecordBudgets(plan, ledger, records)
+        return IndividualSampling(plan, stream, budgets), IndividualBounds(budgets)
+    numbers = None if groups is None else groups.numbers
+    bounds: RecordBounds = UniformBounds()
+    if isinstance(policy, Individual) and numbers is not None and set(policy.bounds) != {1.0}:
+        bounds = GroupBounds(policy, numbers)
+    sampler = sampler_for(policy, stream, numbers)
+    if plan.correlation is not None:
+        assert isinstance(sampler, FixedOrderSampler | CyclicPoissonSampler)
+        return ScheduledSampling(sampler), bounds
+    return IndependentSampling(sampler), bounds
 
 
 def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
@@ -257,7 +305,7 @@ def _steps_taken(plan: Plan, ledger: Ledger | None, ranks: Ranks) -> int:
     def counted() -> bytes:
         assert ledger is not None
         events = ledger.plan_count - extra_releases(plan, ledger)
-        return b"%d" % min(events * plan.sampling.steps_per_event, plan.steps)
+        return b"%d" % min(events * plan.steps_per_event, plan.steps)
 
     return int(ranks.from_first(counted))
 

@@ -196,6 +196,9 @@ class Run(Closing):
 
         Returns:
             The interval; its upper end may be claimed. Under a filter it is that of its limit.
+            Where groups of records have budgets of their own it is a
+            :class:`~dpfy.types.GroupInterval`: ``groups`` has one interval for each, and the ends
+            are those of the weakest.
         """
         return account(self.ledger).epsilon(delta)
 

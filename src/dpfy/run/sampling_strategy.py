@@ -20,7 +20,7 @@ from dpfy.ledger.events import Event, Policy
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
-from dpfy.mechanisms.sampling import Sampler
+from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, Sampler
 from dpfy.noise import SecureStream
 from dpfy.run.partition import BatchPartition
 from dpfy.run.ranks import Ranks
@@ -91,6 +91,7 @@ class SamplingStrategy(ABC):
     engines: Mapping[str, type[Engine]] = ENGINES  # those that are exact enough for the strategy
     largest_block: int | None = None  # the most records that may share their arithmetic
     accepts_by_norm = False  # whether a record's own norm decides if it takes part
+    stores_norms = False  # whether its stored norm bounds it: equal records need equal bits
 
     @property
     @abstractmethod
@@ -115,8 +116,8 @@ class SamplingStrategy(ABC):
         return
 
     @abstractmethod
-    def draw(self, context: "StepContext") -> Sample:
-        """Draw what can be drawn before an engine is chosen; the event is durable by then."""
+    def draw(self, context: "StepContext", step: int) -> Sample:
+        """Draw what can be drawn of a step before an engine is chosen; its event is durable."""
 
     def propose(
         self,
@@ -166,7 +167,29 @@ class IndependentSampling(SamplingStrategy):
         """The policy of the sampler."""
         return self.sampler.policy
 
-    def draw(self, context: "StepContext") -> Sample:
+    def draw(self, context: "StepContext", step: int) -> Sample:
         """Draw the sample and let every drawn unit draw its tag and seeds."""
         indices = self.sampler.draw(len(context.records))
         return Sample.drawn(indices, context.streams.sampling, context.records.seed_words)
+
+
+class ScheduledSampling(IndependentSampling):
+    """Draw samples from the records whose turn it is, by the number of the step.
+
+    A step that failed or was lost keeps its records: those of the next one come next. Events pay
+    for single steps.
+    """
+
+    def __init__(self, sampler: FixedOrderSampler | CyclicPoissonSampler) -> None:
+        super().__init__(sampler)
+        self._schedule = sampler
+
+    @property
+    def steps_per_event(self) -> int:
+        """One, whatever an epoch has."""
+        return 1
+
+    def draw(self, context: "StepContext", step: int) -> Sample:
+        """Turn to the step, and draw its sample."""
+        self._schedule.turn_to(step)
+        return super().draw(context, step)

@@ -34,6 +34,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     step = context.progress.taken + 1  # a batch that nobody released is no step
     context.streams.refresh()
     context.sampling.before_step(context, loss_fn, step)
+    context.noise.begin(step)
     config = context.controllers.config(step)
     event = event_of(context, step, config)
     layout = context.buffer.layout_of(step, config, context.trained())
@@ -63,10 +64,10 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
                     context, sample, step, config, engine, loss_fn, clipping
                 )
                 _add_bounded(context, loss_fn, engine, sample, partition, clipping, config, sums)
-        outputs = _add_noise(context, layout, sums, mechanism, len(sample))
+        outputs, spread = _add_noise(context, layout, sums, mechanism, len(sample))
 
     noise_multiplier = noise_multiplier_of(context, step, config)
-    stddev = mechanism.stddev / context.plan.divisor
+    stddev = mechanism.stddev * spread / context.plan.divisor
     released = layout.released(outputs, batch.step, noise_multiplier, stddev)
     context.controllers.observe(released)
     return released
@@ -131,8 +132,8 @@ def _add_noise(
     sums: SumAccumulator,
     mechanism: GaussianSum,
     records: int,
-) -> list[torch.Tensor]:
-    """Add up the sums of all ranks; return them with rank 0's noise on every rank."""
+) -> tuple[list[torch.Tensor], float]:
+    """Return the sums of all ranks with rank 0's noise, and its spread, on every rank."""
     divisor, ranks = context.plan.divisor, context.ranks
     if ranks.size > 1:
         ranks.sum_to_first(sums.vector)
@@ -145,5 +146,5 @@ def _add_noise(
             mechanism.release_pieces(sums.tensors, factors, outputs, context.noise)
         else:
             sums.zero()
-    ranks.share(outputs)
-    return outputs
+    ranks.share([*outputs, spread := torch.tensor(context.noise.spread, dtype=torch.double)])
+    return outputs, float(spread)

@@ -9,6 +9,7 @@ from dpfy.ledger.events import Event, Sampled
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.statistics import shared_rounding
+from dpfy.plans.correlation import row_of
 from dpfy.run.context import StepContext
 from dpfy.run.partition import BatchPartition
 from dpfy.run.release_layout import ReleaseLayout
@@ -30,9 +31,14 @@ def event_of(context: StepContext, step: int, config: StepConfig) -> Event:
     """
     plan, sampling = context.plan, context.sampling
     rate = None if config.draw is None else config.draw.rate
-    due = step if sampling.steps_per_event == 1 else 1
-    queries = config.query.sum_queries(noise_multiplier_of(context, step, config), due)
-    event = Sampled(sampling.policy_at(step, config), queries, adaptive=plan.adaptive)
+    noise_multiplier = noise_multiplier_of(context, step, config)
+    event: Event
+    if plan.correlation is not None:
+        event = row_of(sampling.policy, plan.correlation, plan.steps, noise_multiplier)
+    else:
+        due = step if sampling.steps_per_event == 1 else 1
+        queries = config.query.sum_queries(noise_multiplier, due)
+        event = Sampled(sampling.policy_at(step, config), queries, adaptive=plan.adaptive)
     if event != plan.event_at(step, config.noise, rate):
         raise LedgerMismatch(
             "The query that is about to run is not the event of the plan; nothing was read."
@@ -72,9 +78,10 @@ def mechanism_for(
         dimension,
         co_batched,
         rounding,
-        roundings=1 if query.least_sample is None and not norm_rounding else 2,
+        roundings=context.noise.roundings
+        + (1 if query.least_sample is None and not norm_rounding else 2),
     )
-    return context.sampling.widen(mechanism)
+    return context.sampling.widen(context.record_bounds.widen(mechanism))
 
 
 def partition_for(

@@ -160,7 +160,8 @@ def check_engine(
     """Check one engine on one model against the oracle.
 
     Its sums must equal those of one record at a time for any chunking, no record may move a sum by
-    more than its bound, and records that are not finite must leave the others alone.
+    more than its bound, which may be its own, and records that are not finite must leave the others
+    alone.
 
     Args:
         engine: The class of the engine.
@@ -208,6 +209,7 @@ def check_engine(
         _close(halves, expected, tolerance, f"{case.name}: depends on the chunking")
     _check_bound(subject, fields, norm / 50, case.name)
     _check_poisons(subject, fields, norm / 50, tolerance, case.name)
+    _check_factors(subject, oracle, fields, norm / 50, tolerance, case.name)
 
 
 @dataclass(frozen=True)
@@ -218,12 +220,15 @@ class _Subject:
     loss_fn: Callable[..., Any]
     grouped: bool
 
-    def sums(self, fields: tuple[torch.Tensor, ...], bound: float) -> torch.Tensor:
-        """Return the clipped sums of a chunk."""
+    def sums(
+        self, fields: tuple[torch.Tensor, ...], bound: float, factors: tuple[float, ...] = ()
+    ) -> torch.Tensor:
+        """Return the clipped sums of a chunk, whose records may have factors of the bound."""
         totals = [torch.zeros_like(p, dtype=torch.float64) for p in self.engine.parameters.values()]
         groups = tuple(range(len(totals))) if self.grouped else (0,) * len(totals)
         count = max(groups) + 1
-        clipping = Clipping(ClipEach((bound / math.sqrt(count),) * count), _GRID, groups)
+        clip = ClipEach((bound / math.sqrt(count),) * count)
+        clipping = Clipping(clip, _GRID, groups, factors=factors)
         self.engine.bounded_sums(self.loss_fn, Chunk(fields, len(fields[0])), clipping).add_to(
             totals
         )
@@ -256,6 +261,25 @@ def _check_poisons(
         )
         limit = bound * (1 + 1e-6) + tolerance * float(rest.norm())
         assert float(moved.norm()) <= limit, f"{name}: a record of {poison} exceeds the bound"
+
+
+def _check_factors(
+    subject: _Subject,
+    oracle: _Subject,
+    fields: tuple[torch.Tensor, ...],
+    bound: float,
+    tolerance: float,
+    name: str,
+) -> None:
+    """Check bounds of the records' own, also where some of them have to be computed apart."""
+    factors = tuple(2.0 ** (place % 4 - 2) for place in range(len(fields[0])))
+    poisoned = fields[0].clone()
+    poisoned[1] = torch.nan if poisoned.is_floating_point() else poisoned[1]
+    for first in (fields[0], poisoned):
+        given = (first, *fields[1:])
+        expected = oracle.sums(given, bound, factors)
+        found = subject.sums(given, bound, factors)
+        _close(found, expected, tolerance, f"{name}: bounds of records are not their own")
 
 
 def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Conformance of noise: Gaussian of the right scale, on the lattice, and independent.
+"""Conformance of noise: Gaussian of the right scale, on the lattice, correlated as it says.
 
 Noise must never come from a generator that other code shares.
 
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import stats
 
@@ -20,11 +21,14 @@ _COUNT = 200_000
 _LEVEL = 2e-8
 _STDDEVS = (0.3, 1.0, 1.9999, 1e-6, 4e5)
 
+Floats = npt.NDArray[np.float64]
 MakeNoise = Callable[[SecureStream], NoiseStrategy]
 
 
-def check_noise(make_noise: MakeNoise) -> None:
-    """Raise ``AssertionError`` unless ``make_noise`` makes independent Gaussian lattice noise.
+def check_noise(make_noise: MakeNoise, rows: Floats | None = None) -> None:
+    """Raise ``AssertionError`` unless ``make_noise`` makes the Gaussian lattice noise that it says.
+
+    Noise is independent, or correlated over calls for the same number of values as ``rows`` says.
 
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of
     keys a correct noise fails with probability below 1e-6, and a scale that is wrong by 3 % is
@@ -32,6 +36,8 @@ def check_noise(make_noise: MakeNoise) -> None:
 
     Args:
         make_noise: A function from a secret stream to a noise.
+        rows: What independent noise each of the first calls adds up: C⁻¹ for a strategy C, a lower
+            triangular matrix. None for independent noise.
 
     >>> from dpfy.noise import LatticeGaussian
     >>> check_noise(LatticeGaussian)
@@ -40,7 +46,10 @@ def check_noise(make_noise: MakeNoise) -> None:
     _check_shapes(make_noise)
     _check_lattice(make_noise)
     _check_law(make_noise)
-    _check_independence(make_noise)
+    if rows is None:
+        _check_independence(make_noise)
+    else:
+        _check_rows(make_noise, np.asarray(rows, dtype=np.float64))
     _check_release(make_noise)
     _check_generators(make_noise)
 
@@ -131,6 +140,34 @@ def _check_independence(make_noise: MakeNoise) -> None:
         _COUNT // 2,
     ):
         _check_uncorrelated(first[:-lag], first[lag:], f"coordinates {lag} apart")
+
+
+def _check_rows(make_noise: MakeNoise, rows: Floats) -> None:
+    """Check that the first calls have covariance rows·rowsᵀ: undone, they are independent.
+
+    Of several calls at a time, each pair is compared, and each by itself with its scale.
+    """
+    noise = make_noise(SecureStream(insecure_test_key=9))
+    spreads, drawn = [], []
+    for _ in rows:
+        drawn.append(_draw(noise, _COUNT).numpy())
+        spreads.append(noise.spread)
+    assert np.allclose(spreads, np.linalg.norm(rows, axis=1), rtol=1e-9), (
+        f"the noise says that its rows have {spreads} of the scale of fresh noise"
+    )
+    undone = np.linalg.solve(rows, np.stack(drawn))
+    level = _LEVEL / len(rows) ** 2
+    for row, fresh in enumerate(undone):
+        square = float(fresh @ fresh)
+        tail = 2 * min(stats.chi2.cdf(square, _COUNT), stats.chi2.sf(square, _COUNT))
+        assert tail > level, (
+            f"row {row} has {math.sqrt(square / _COUNT):.4f} of its standard deviation"
+        )
+        for lag in range(1, row + 1):
+            score = float(fresh @ undone[row - lag]) / math.sqrt(_COUNT)
+            assert 2 * stats.norm.sf(abs(score)) > level, (
+                f"row {row} and the one {lag} before have another covariance (score {score:.1f})"
+            )
 
 
 def _check_release(make_noise: MakeNoise) -> None:

@@ -14,12 +14,14 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import (
     BallsInBins,
     Cyclic,
+    CyclicPoisson,
     FixedSize,
     Poisson,
     Policy,
     Shuffled,
     TruncatedPoisson,
 )
+from dpfy.ledger.individual import Individual
 from dpfy.mechanisms.sampling import Sampler
 from dpfy.noise.random_stream import SecureStream
 
@@ -31,7 +33,7 @@ Array = npt.NDArray[np.float64]
 MakeSampler = Callable[[SecureStream], Sampler]
 
 
-def check_sampler(make_sampler: MakeSampler) -> None:
+def check_sampler(make_sampler: MakeSampler, numbers: npt.NDArray[np.int64] | None = None) -> None:
     """Raise ``AssertionError`` unless a sampler draws what its own policy says.
 
     The streams have fixed test keys, so the outcome is the same on every run; over the choice of
@@ -41,6 +43,8 @@ def check_sampler(make_sampler: MakeSampler) -> None:
 
     Args:
         make_sampler: A function from a secret stream to a sampler.
+        numbers: For a policy that has groups of records, the number of each record's group, or -1.
+            Best are a few hundred records, with two of different groups next to each other.
 
     >>> from dpfy.mechanisms.sampling import PoissonSampler
     >>> check_sampler(lambda stream: PoissonSampler(0.05, stream))
@@ -52,17 +56,22 @@ def check_sampler(make_sampler: MakeSampler) -> None:
     assert Policy.from_json(policy.to_json()) == policy, (
         f"the policy {policy} does not survive its JSON round trip"
     )
-    assert type(policy) in _LAWS, f"dpfy.testing knows no law for {type(policy).__name__}"
+    known = numbers is not None if isinstance(policy, Individual) else type(policy) in _LAWS
+    assert known, f"dpfy.testing knows no law for {type(policy).__name__} without its groups"
     assert sampler.steps_per_event == policy.steps_per_event, (
         "the sampler and its policy differ in steps per event"
     )
-    declared = getattr(policy, "records", None)
+    declared = getattr(policy, "records", None) if numbers is None else len(numbers)
     for n in (0, 1, 7, 100_000) if declared is None else (declared,):
         _check_indices(sampler.draw(n), n)
     if declared is not None:
         _check_declared(sampler, declared)
     _check_generator(sampler, 100 if declared is None else declared)
-    _LAWS[type(policy)](_history(fresh, _RECORDS if declared is None else declared), policy)
+    history = _history(fresh, _RECORDS if declared is None else declared)
+    if isinstance(policy, Individual) and numbers is not None:
+        _check_individual(history, policy, numbers)
+    else:
+        _LAWS[type(policy)](history, policy)
 
 
 def _check_indices(drawn: npt.NDArray[np.int64], n: int) -> None:
@@ -121,6 +130,31 @@ def _check_poisson(taken: Array, policy: Poisson) -> None:
     for lag in (1, 2, steps // 2):
         _check_uncorrelated(centred[:-lag], centred[lag:], f"steps {lag} apart")
     for lag in (1, 2, records // 2):
+        _check_uncorrelated(centred[:, :-lag], centred[:, lag:], f"records {lag} apart")
+
+
+def _check_cyclic_poisson(taken: Array, policy: CyclicPoisson) -> None:
+    """Check each part by itself in the steps in which it has its turn; else it is in none."""
+    for part in range(policy.parts):
+        turns = taken[part :: policy.parts, part :: policy.parts]
+        assert taken[:, part :: policy.parts].sum() == turns.sum(), (
+            f"records of part {part} of {policy.parts} are in a step of another part"
+        )
+        _check_poisson(turns, Poisson(policy.chance))
+
+
+def _check_individual(taken: Array, policy: Individual, numbers: npt.NDArray[np.int64]) -> None:
+    """Check that every group has Poisson samples of its own rate, independent of the others'."""
+    assert not taken[:, numbers < 0].any(), "records of no group take part"
+    for group, (name, rate) in enumerate(zip(policy.names, policy.rates, strict=True)):
+        try:
+            _check_poisson(taken[:, numbers == group], Poisson(rate))
+        except AssertionError as error:
+            raise AssertionError(f"in group {name!r}: {error}") from None
+    rates = np.array([*policy.rates, 0.0])[numbers]
+    tossed = (rates > 0) & (rates < 1)
+    centred = (taken - rates)[:, tossed] / np.sqrt(rates * (1 - rates))[tossed]
+    for lag in (1, 2, centred.shape[1] // 2):
         _check_uncorrelated(centred[:, :-lag], centred[:, lag:], f"records {lag} apart")
 
 
@@ -294,5 +328,6 @@ _LAWS: dict[type[Policy], Callable[..., None]] = {
     TruncatedPoisson: _check_truncated,
     Shuffled: _check_shuffled,
     Cyclic: _check_cyclic,
+    CyclicPoisson: _check_cyclic_poisson,
     BallsInBins: _check_balls_in_bins,
 }

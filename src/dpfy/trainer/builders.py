@@ -22,6 +22,7 @@ from dpfy.models import default_model, recommended
 from dpfy.optim import ADADP, AdamBC, TailAverage
 from dpfy.planning.defaults import default_delta, first_run
 from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.label_settings import label_defaults
 from dpfy.trainer.options import named_optimizer
 
@@ -39,6 +40,7 @@ class TrainingData:
     unit: str
     source: reference_data.DataSource | None = None
     owners: Any = None  # of the rows, where users are protected
+    groups: Any = None  # of the records, where they have budgets of their own
     example: Any = None  # synthetic examples, collated, where the data set itself declares none
 
 
@@ -70,7 +72,7 @@ def completed(config: TrainConfig) -> TrainConfig:
         defaults = vars(
             first_run(
                 config.records,
-                epsilon=config.epsilon,
+                epsilon=_typical_epsilon(config),
                 delta=delta,
                 epochs=config.epochs,
                 batch_size=config.batch_size,
@@ -92,10 +94,39 @@ def completed(config: TrainConfig) -> TrainConfig:
     )
 
 
+def _typical_epsilon(config: TrainConfig) -> float:
+    """Return the ε that defaults are chosen for: of groups, that of a record drawn at random."""
+    if config.budgets is None:
+        return config.epsilon
+    return math.fsum(epsilon * share for epsilon, share in named_budgets(config.budgets).values())
+
+
 def load_data(
-    config: TrainConfig, train: Any, test: Any, unit_of: Any = None, example_input: Any = None
+    config: TrainConfig,
+    train: Any,
+    test: Any,
+    unit_of: Any = None,
+    example_input: Any = None,
+    group_of: Any = None,
 ) -> TrainingData:
     """Return the data that was given as objects or that the configuration names."""
+    found = _load_units(config, train, test, unit_of, example_input)
+    if group_of is None and config.groups_of is not None:
+        group_of = make_object(config.groups_of)
+    if (group_of is None) != (config.budgets is None):
+        raise InvalidArgument(
+            "Budgets of groups need the group of each record: give groups_of=, such as "
+            "mydata:levels, or group_of= to the trainer."
+            if group_of is None
+            else "Groups of records need budgets=, such as strict=1:0.4,open=3:0.6."
+        )
+    return replace(found, groups=group_of)
+
+
+def _load_units(
+    config: TrainConfig, train: Any, test: Any, unit_of: Any, example_input: Any
+) -> TrainingData:
+    """Load the records, and whose they are."""
     owners = make_object(config.users) if unit_of is None and config.users is not None else unit_of
     if example_input is None and config.example is not None:
         example_input = make_object(config.example)

@@ -6,11 +6,13 @@ Tests: tests/trainer/test_trainer.py.
 """
 
 import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpfy._extras import require
+
+_COLUMNS = ("step", "epoch", "epsilon", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Step:
         learning_rate: The learning rate of the step.
         epsilon: The ε spent so far; it is updated once every few steps.
         metrics: Numbers that the step released about its private sample, with noise.
+        groups: The ε of each group of records; ``epsilon`` is then the weakest group's.
     """
 
     step: int
@@ -30,6 +33,7 @@ class Step:
     learning_rate: float
     epsilon: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    groups: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,14 @@ class Evaluation:
         epoch: The expected number of passes over the data so far.
         epsilon: The ε spent so far.
         accuracy: The share of public records that the model classifies correctly.
+        groups: The ε of each group of records; ``epsilon`` is then the weakest group's.
     """
 
     step: int
     epoch: float
     epsilon: float
     accuracy: float
+    groups: Mapping[str, float] = field(default_factory=dict)
 
 
 class Callback:
@@ -72,19 +78,21 @@ class Callback:
 
 
 class CsvLog(Callback):
-    """Appends every evaluation to a CSV file."""
+    """Appends every evaluation to a CSV file, with the ε of each group of records."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, groups: Sequence[str] = ()) -> None:
         self.path = path
+        self._groups = groups
 
     def on_start(self, steps: int, step: int) -> None:
         """Write the names of the columns, unless a resumed run wrote them before."""
         if not self.path.exists():
-            self._write([[item.name for item in fields(Evaluation)]])
+            self._write([[*_COLUMNS, *(f"epsilon of {name}" for name in self._groups)]])
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Append one line."""
-        self._write([asdict(evaluation).values()])
+        values = (getattr(evaluation, name) for name in _COLUMNS)
+        self._write([[*values, *(evaluation.groups[name] for name in self._groups)]])
 
     def _write(self, rows: Iterable[Iterable[object]]) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
@@ -108,6 +116,8 @@ class TensorBoardLog(Callback):
         """Add one point to each curve."""
         self._writer.add_scalar("accuracy", evaluation.accuracy, evaluation.step)  # type: ignore[no-untyped-call]
         self._writer.add_scalar("epsilon", evaluation.epsilon, evaluation.step)  # type: ignore[no-untyped-call]
+        for name, epsilon in evaluation.groups.items():
+            self._writer.add_scalar(f"epsilon of {name}", epsilon, evaluation.step)  # type: ignore[no-untyped-call]
 
     def on_end(self) -> None:
         """Flush the file."""

@@ -20,6 +20,8 @@ from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.run.strict import strict_engine
+from dpfy.trainer.correlation import check_correlation
+from dpfy.trainer.group_budgets import check_group_settings
 from dpfy.trainer.label_settings import PROTECT, check_label_settings, named_label_method
 from dpfy.trainer.options import (
     importance_options,
@@ -256,7 +258,7 @@ class TrainConfig:
         "labels alone, where features are public and training on noisy labels is ordinary.",
     )
     label_method: str = option(
-        "lp-mst:2",
+        "rr",
         "How labels are protected: rr (randomized response), lp-mst:STAGES (randomized response "
         "among the classes that a model of earlier stages finds likely), alibi (Laplace noise) or "
         "cluster:CLUSTERS (noisy counts in clusters of features).",
@@ -273,6 +275,25 @@ class TrainConfig:
         None, "Largest number of rows of one user in a step.", example=16, otherwise="16"
     )
     epsilon: float = option(3.0, "Privacy budget ε of the run.")
+    budgets: str | None = option(
+        None,
+        "Privacy budget ε of each group of records, instead of one for all, with the public share "
+        "of the records that are in it: name=epsilon:share, separated by commas.",
+        example="strict=1:0.34,usual=2:0.43,open=3:0.23",
+    )
+    groups_of: str | None = option(
+        None,
+        "Group of each record, as module:name of a sequence of names or of a function that returns "
+        "one; with users, of a mapping from ids to names. Records of other groups never take part.",
+        example="mydata:levels",
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
+    )
+    individual: str = option(
+        "sample",
+        "How groups of records get budgets of their own: sample (cautious groups are drawn less "
+        "often) or scale (they are clipped to smaller bounds).",
+        needs='budgets = "strict=1:0.4,open=3:0.6"',
+    )
     delta: float | str | None = option(
         None,
         "Failure probability δ of the guarantee, in (0, 1), or auto for 1/records^1.1.",
@@ -315,7 +336,14 @@ class TrainConfig:
     sampling: str = option(
         "poisson",
         "Sampling of the records of a step: poisson, full, fixed_size, truncated_poisson, "
-        "shuffled, cyclic, balls_in_bins, or importance (by the norms of gradients, DPIS).",
+        "shuffled, cyclic, balls_in_bins, cyclic_poisson (parts of the records in turn, with "
+        "noise_correlation), or importance (by the norms of gradients, DPIS).",
+    )
+    noise_correlation: str = option(
+        "none",
+        "Correlation of the noise of steps (DP-FTRL), with sampling cyclic or cyclic_poisson: "
+        "none, blt (or blt:BUFFERS), banded (or banded:BANDS), square_root (or square_root:BANDS) "
+        "or tree.",
     )
     capacity: int | None = option(
         None,
@@ -484,6 +512,8 @@ class TrainConfig:
             _validate.count("classes", self.classes, minimum=2)
         check_label_settings(_changed(self), self.protect, named_optimizer(self.optimizer)[0])
         self._check_importance()
+        check_correlation(self)
+        check_group_settings(self, _changed(self))
         if self.strict:
             self._check_strict()
 
@@ -605,6 +635,8 @@ class TrainConfig:
         values = self.to_mapping()
         table = values.pop("importance")
         values.pop("data_dir", None)
+        if self.budgets is not None:
+            values.pop("epsilon")  # each group has its own
         return values | {f"importance.{name}": value for name, value in table.items()}
 
 

@@ -60,6 +60,7 @@ class LabelTrainer(Trainer):
         train: A ``TensorDataset`` of public features and private labels.
         test: The public data set to evaluate on.
         unit_of: Not for labels.
+        group_of: Not for labels.
         example_input: Not for labels.
         callbacks: Listeners; see :class:`dpfy.Callback`.
 
@@ -82,13 +83,14 @@ class LabelTrainer(Trainer):
         train: Any = None,
         test: Any = None,
         unit_of: Any = None,
+        group_of: Any = None,
         example_input: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if unit_of is not None or example_input is not None:
+        if any(each is not None for each in (unit_of, group_of, example_input)):
             raise InvalidArgument(
-                "Expected no unit_of= and no example_input= with protect='labels': labels are "
-                "protected one by one, before training."
+                "Expected no unit_of=, group_of= or example_input= with protect='labels': labels "
+                "are protected one by one, before training."
             )
         self.config = completed(config or TrainConfig(protect="labels"))
         self.data = load_data(self.config, train, test)

@@ -4,8 +4,8 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,16 @@ from dpfy.checks.fix import batchnorm_statistics
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
 from dpfy.ledger import Ledger
+from dpfy.ledger.events import Policy
+from dpfy.ledger.individual import Individual
 from dpfy.mechanisms.controllers import ValidationDecay
 from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
 from dpfy.models.batchnorm import PrivateBatchNorm
-from dpfy.plans import Plan, dpsgd
+from dpfy.plans import Plan, dpftrl, dpsgd
 from dpfy.plans.dpis import dpis
+from dpfy.plans.idpsgd import idpsgd
 from dpfy.reporting import RunFacts, report
 from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.run.contributing import ContributingShare
@@ -48,10 +51,24 @@ from dpfy.trainer.builders import (
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.correlation import correlation_options
+from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.label_settings import require_records
-from dpfy.trainer.options import named_algorithm, named_clipping, plan_options
+from dpfy.trainer.options import (
+    named_algorithm,
+    named_clipping,
+    named_optimizer,
+    plan_options,
+)
 from dpfy.trainer.signals import StopSignals
-from dpfy.types import Budget, Interval, Unit
+from dpfy.types import (
+    Budget,
+    GroupBudgets,
+    GroupInterval,
+    Interval,
+    Unit,
+    interval_from_json,
+)
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
 _METRICS = (
@@ -70,12 +87,14 @@ class TrainingResult:
         folder: The folder with the model, the ledger and the report.
         spent: An interval that holds the ε spent at ``delta``.
         claim: The ε that may be claimed at ``delta``: that of the whole plan if the run stopped
-            early after an evaluation.
+            early after an evaluation. Of several groups of records, that of the weakest.
         delta: The δ of the guarantee.
         evaluations: The evaluations on public data.
         stopped_early: Whether the run stopped because the accuracy on public data did not improve.
         contributing: The mean of the noisy shares of records that contributed, or None if they were
             not released.
+        groups: The ε that may be claimed for each group of records, where groups have budgets of
+            their own.
         unit: The unit of privacy.
     """
 
@@ -86,11 +105,12 @@ class TrainingResult:
     evaluations: tuple[Evaluation, ...]
     stopped_early: bool
     contributing: float | None = None
+    groups: Mapping[str, float] = field(default_factory=dict)
     unit: Unit = Unit.RECORD
 
 
 class Trainer:
-    """Train a model with DP-SGD or DPIS from a configuration, and write the report.
+    """Train a model with DP-SGD, DPIS or IDP-SGD from a configuration, and write the report.
 
     Objects that are given here replace those that the configuration names. Started by ``torchrun``
     in several processes, the trainers train together; rank 0 alone writes files and calls
@@ -102,6 +122,8 @@ class Trainer:
         train: The private data set.
         test: The public data set to evaluate on.
         unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
+        group_of: The group of each record, if groups have budgets of their own; see
+            :func:`dpfy.privatize`.
         example_input: Declares the shape of a record; see :func:`dpfy.privatize`.
         callbacks: Listeners; see :class:`dpfy.Callback`.
 
@@ -122,6 +144,7 @@ class Trainer:
         train: Any = None,
         test: Any = None,
         unit_of: Any = None,
+        group_of: Any = None,
         example_input: Any = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
@@ -133,12 +156,13 @@ class Trainer:
                 train=train,
                 test=test,
                 unit_of=unit_of,
+                group_of=group_of,
                 example_input=example_input,
                 callbacks=callbacks,
             )
             return
         self.config = completed(config)
-        self.data = load_data(self.config, train, test, unit_of, example_input)
+        self.data = load_data(self.config, train, test, unit_of, example_input, group_of)
         torch.manual_seed(self.config.seed)
         self.model = without_batchnorm(
             self.config,
@@ -304,7 +328,10 @@ class Trainer:
         """Take the plan as registered, even if the accountant would calibrate another noise now."""
         if (
             replace(
-                self.plan, noise_multiplier=registered.noise_multiplier, filter=registered.filter
+                self.plan,
+                noise_multiplier=registered.noise_multiplier,
+                filter=registered.filter,
+                sampling=_as_registered(self.plan.sampling, registered.sampling),
             )
             != registered
         ):
@@ -324,11 +351,14 @@ class Trainer:
             "anchor": config.anchor,
             "unit_of": self.data.owners,
             "rows_per_user": config.rows_per_user,
+            "group_of": self.data.groups,
             "example_input": self.data.example,
             "strict": config.strict,
         }
 
     def _make_plan(self) -> Plan:
+        if self.config.budgets is not None:
+            return self._in_groups(named_budgets(self.config.budgets))
         return self._uncalibrated().calibrate(epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
 
     def _uncalibrated(self) -> Plan:
@@ -337,21 +367,24 @@ class Trainer:
     def _by_chance(self) -> Plan:
         """Return a plan that draws all records with the same probability."""
         config = self.config
-        clip: Any = config.clip or 1.0
-        if config.groups != "flat":
-            clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
-        if isinstance(gamma := named_clipping(config.clipping), float):
-            clip = clip_automatically(clip, gamma=gamma)
+        shared: dict[str, Any] = {
+            "records": self.data.records,
+            "batch_size": config.batch_size,
+            "epochs": config.epochs,
+            "clip": self._clip(),
+            "statistics": self._statistics(),
+            "sampling": config.sampling,
+            "relation": config.relation,
+            "unit": Unit.RECORD if self.data.owners is None else Unit.USER,
+        }
+        if correlation := correlation_options(config.noise_correlation):
+            descends = named_optimizer(config.optimizer)[0] == "sgd"
+            return dpftrl(
+                **shared, **correlation, momentum=(config.momentum or 0.0) if descends else 0.0
+            )
         plan = dpsgd(
-            records=self.data.records,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            clip=clip,
-            statistics=self._statistics(),
-            sampling=config.sampling,
+            **shared,
             capacity=config.capacity,
-            relation=config.relation,
-            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
             **plan_options(
                 config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm
             ),
@@ -364,6 +397,36 @@ class Trainer:
                 "none. Give test=, or use a schedule that is fixed in advance."
             )
         return plan
+
+    def _in_groups(self, groups: dict[str, tuple[float, float]]) -> Plan:
+        """Return a calibrated plan in which every group of records has an ε of its own."""
+        config = self.config
+        assert config.batch_size is not None and config.delta is not None  # as completed
+        options = plan_options(config.clipping, None, config.clip_schedule)
+        del options["noise_schedule"]
+        return idpsgd(
+            records=self.data.records,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            groups=groups,
+            delta=config.delta,  # type: ignore[arg-type] # a number, or "auto"
+            clip=self._clip(),
+            method=config.individual,
+            statistics=self._statistics(),
+            relation=config.relation,
+            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
+            **options,
+        )
+
+    def _clip(self) -> Any:
+        """Return the clip bound, or the clipped sums that the configuration names."""
+        config = self.config
+        clip: Any = config.clip or 1.0
+        if config.groups != "flat":
+            clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
+        if isinstance(gamma := named_clipping(config.clipping), float):
+            clip = clip_automatically(clip, gamma=gamma)
+        return clip
 
     def _by_norm(self) -> Plan:
         """Return a plan that draws records by the norms of their gradients."""
@@ -388,12 +451,14 @@ class Trainer:
         """Return the statistics that are released beside the gradient.
 
         These are the metrics, if they are wanted, and those that private BatchNorm layers need. The
-        share of records that contributed is released too, unless records are drawn by their norms:
-        records that are proposed and not accepted would not be counted.
+        share of records that contributed is released too, unless records are drawn by their norms,
+        where records that are proposed and not accepted would not be counted, or groups have clip
+        bounds of their own, which no statistic follows.
         """
         metrics = _METRICS if self.config.private_metrics else ()
         needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
-        counted = self.config.contributing and self.config.sampling != "importance"
+        scaled = self.config.budgets is not None and self.config.individual == "scale"
+        counted = self.config.contributing and self.config.sampling != "importance" and not scaled
         return [
             *metrics,
             *(batchnorm_statistics(self.model) if needed else ()),
@@ -411,7 +476,7 @@ class Trainer:
     @property
     def _delta(self) -> float:
         limit = self.plan.budget or self.plan.filter
-        assert isinstance(limit, Budget | RenyiFilter)  # as calibrate leaves it
+        assert isinstance(limit, Budget | GroupBudgets | RenyiFilter)  # as calibrate leaves it
         return limit.delta
 
     def _callbacks(self) -> tuple[Callback, ...]:
@@ -419,7 +484,8 @@ class Trainer:
             return ()
         own: list[Callback] = []
         if self.config.csv:
-            own.append(CsvLog(self.folder / "evaluations.csv"))
+            groups = tuple(named_budgets(self.config.budgets)) if self.config.budgets else ()
+            own.append(CsvLog(self.folder / "evaluations.csv", groups))
         if self.config.tensorboard:
             own.append(TensorBoardLog(self.folder / "tensorboard"))
         return (*own, *self._extra_callbacks)
@@ -443,12 +509,13 @@ class Trainer:
         share = None if self.contributing is None else self.contributing.mean
         return TrainingResult(
             self.folder,
-            Interval(*found["spent"]),
+            interval_from_json(found["spent"]),
             found["claim"],
             self._delta,
             tuple(self._evaluations),
             stopped_early,
             share,
+            found["groups"],
             self.plan.unit,
         )
 
@@ -467,10 +534,10 @@ class Trainer:
         """
         ranks = Ranks.present()
         per_epoch, between = self.plan.steps_per_epoch, max(1, self.plan.steps // _READINGS)
-        epsilon = (
-            run.spent(self._delta).upper
+        spent = (
+            run.spent(self._delta)
             if ranks.first and self.plan.steps > run.steps_left
-            else 0.0
+            else Interval(0.0, 0.0)
         )
         for released, rate in self._walk(run):
             step = released.step
@@ -479,15 +546,19 @@ class Trainer:
             last = run.steps_left == 0 or run.exhausted
             evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or last
             if ranks.first and (evaluates or step % between == 0):
-                epsilon = run.spent(self._delta).upper
+                spent = run.spent(self._delta)
             self._notice(released, callbacks)
             metrics = {
                 name: float(value)
                 for name, value in released.statistics.items()
                 if not value.ndim and name != Contributing.name
             }  # the share of contributing records is mentioned only if it is low
-            tell(callbacks, "on_step", Step(step, self.plan.steps, rate, epsilon, metrics))
-            if evaluates and self._evaluate(run, step, epsilon, callbacks) and not last:
+            tell(
+                callbacks,
+                "on_step",
+                Step(step, self.plan.steps, rate, spent.upper, metrics, _by_group(spent)),
+            )
+            if evaluates and self._evaluate(run, step, spent, callbacks) and not last:
                 return True
             received = ranks.largest(stop.received)
             if received or step % (self.config.checkpoint_every * per_epoch) == 0:
@@ -532,14 +603,18 @@ class Trainer:
         return self.average.module if self.average is not None else self.model
 
     def _evaluate(
-        self, run: Run, step: int, epsilon: float, callbacks: tuple[Callback, ...]
+        self, run: Run, step: int, spent: Interval, callbacks: tuple[Callback, ...]
     ) -> bool:
         """Measure the accuracy on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
         found = Ranks.present().from_first(
             lambda: json.dumps(
-                [epsilon, accuracy_of(self._evaluated_model(), self.data.test)]
+                [
+                    spent.upper,
+                    accuracy_of(self._evaluated_model(), self.data.test),
+                    _by_group(spent),
+                ]
             ).encode()
         )
         self._evaluations.append(Evaluation(step, step * self.plan.rate, *json.loads(found)))
@@ -590,12 +665,12 @@ class Trainer:
         report(ledger, self._delta, facts).write(self.folder)
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
-        claim = (
-            registered.claim(self._delta)
-            if stopped_early and registered is not None
-            else spent.upper
+        claimed = (
+            registered.epsilon(self._delta) if stopped_early and registered is not None else spent
         )
-        return json.dumps({"spent": spent, "claim": claim}).encode()
+        return json.dumps(
+            {"spent": spent.to_json(), "claim": claimed.upper, "groups": _by_group(claimed)}
+        ).encode()
 
 
 def resume_training(folder: str | Path, callbacks: Sequence[Callback] = ()) -> TrainingResult:
@@ -629,6 +704,19 @@ def _saved_settings(folder: Path) -> dict[str, Any]:
         ) from None
     values.setdefault("contributing", False)  # an older version has released nothing of it
     return {**current_names(values), "out": str(folder.parent), "name": folder.name}
+
+
+def _by_group(spent: Interval) -> dict[str, float]:
+    """Return the ε of each group of records; nothing where all have the same."""
+    groups = spent.groups if isinstance(spent, GroupInterval) else {}
+    return {name: each.upper for name, each in groups.items()}
+
+
+def _as_registered(policy: Policy, registered: Policy) -> Policy:
+    """Return the rates and bounds of groups as they were calibrated when they were registered."""
+    if isinstance(policy, Individual) and isinstance(registered, Individual):
+        return replace(policy, rates=registered.rates, bounds=registered.bounds)
+    return policy
 
 
 def _shared_plan(plan: Plan) -> Plan:

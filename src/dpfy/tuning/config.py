@@ -110,6 +110,11 @@ class TuneConfig:
                 f"Expected algorithm='dpsgd' in a search, got {self.base.algorithm!r}: its steps "
                 "are chosen from outputs, and those of a trial are declared before it."
             )
+        if self.base.budgets is not None:
+            raise InvalidArgument(
+                f"A search has one budget for all records, got budgets={self.base.budgets!r} for "
+                "groups. Leave budgets and groups_of out of its settings."
+            )
         if self.base.strict:
             raise InvalidArgument(
                 "A search is not strict: nobody may see what its trials rest on. Leave strict out, "

@@ -9,7 +9,15 @@ from scipy import stats
 from streams import ScriptedStream
 
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import BallsInBins, Cyclic, FixedSize, Poisson, Shuffled, TruncatedPoisson
+from dpfy.ledger.events import (
+    BallsInBins,
+    Cyclic,
+    CyclicPoisson,
+    FixedSize,
+    Poisson,
+    Shuffled,
+    TruncatedPoisson,
+)
 from dpfy.mechanisms.sampling import (
     SAMPLERS,
     EpochSampler,
@@ -33,6 +41,7 @@ EXAMPLES = {
     ],
     Shuffled: [Shuffled(30, 100), Shuffled(25, 100), Shuffled(100, 100), Shuffled(1, 20)],
     Cyclic: [Cyclic(30, 100), Cyclic(100, 100)],
+    CyclicPoisson: [CyclicPoisson(0.3, 3, 100), CyclicPoisson(0.05, 1, 100)],
     BallsInBins: [BallsInBins(5, 100), BallsInBins(1, 50), BallsInBins(40, 30)],
 }
 EVERY = [policy for policies in EXAMPLES.values() for policy in policies]
@@ -241,7 +250,7 @@ class Renamed(EpochSampler):
 
     def __init__(self, actual, words, named):
         super().__init__(actual, words)
-        self._inner, self.policy = EpochSampler(actual, words), named
+        self._inner, self.policy = sampler_for(actual, words), named
 
     def draw(self, n):
         return self._inner.draw(n)

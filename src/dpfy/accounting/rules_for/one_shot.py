@@ -34,6 +34,7 @@ from dpfy.ledger.one_shot import (
     DiscreteGaussianSum,
     ExponentialChoice,
     LabelAnswer,
+    ListedChoice,
     NoisyMax,
     RandomizedAnswer,
 )
@@ -42,6 +43,7 @@ from dpfy.types import Relation
 
 QUERIES: tuple[type[RecordedQuery], ...] = (
     ExponentialChoice,
+    ListedChoice,
     NoisyMax,
     AboveThreshold,
     RandomizedAnswer,
@@ -301,6 +303,7 @@ _RANGE = (
     "losses for two neighbours span at most 2Δ/b, monotone Δ/b: Durfee & Rogers 2019; PLD takes "
     "the envelope of all such pairs, RDP the worst at each order"
 )
+_LISTED = "neighbours have the same public list of people: docs/proofs/personalised.md; then "
 _MAX = (
     "ε = 2Δ/b, monotone Δ/b: Dwork & Roth 2014, Claim 3.9, "
     "and Ding et al. 2021 for exponential noise"
@@ -324,6 +327,7 @@ _TWICE = "one record less and another one more: losses add up; then "
 
 _EVERY: tuple[tuple[type[RecordedQuery], Callable[[float], LossDistribution], str], ...] = (
     (ExponentialChoice, ranged, _RANGE),
+    (ListedChoice, ranged, _LISTED + _RANGE),
     (NoisyMax, pure, _MAX + _PURE),
     (AboveThreshold, pure, _THRESHOLD + _PURE),
 )
@@ -333,6 +337,7 @@ _ATTAINED: dict[tuple[type[RecordedQuery], int], Callable[[Policy, Any], Pairs]]
     (AboveThreshold, 1): _nothing,
     (AboveThreshold, 2): _nothing,
     (ExponentialChoice, 2): _if_all(_replaced(ranged)),
+    (ListedChoice, 2): _if_all(_replaced(ranged)),
 }
 
 ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
@@ -342,6 +347,7 @@ ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
         )
         for query, distribution_of, words in _EVERY
         for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+        if (query, relation) != (ListedChoice, Relation.ADD_OR_REMOVE_ONE)
     },
     **{
         (query, Relation.REPLACE_ONE): OneShot(

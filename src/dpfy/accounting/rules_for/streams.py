@@ -17,7 +17,7 @@ from dpfy.accounting.rules import EVENT_RULES, EventRule
 from dpfy.accounting.rules_for.participation import Array, Square, worst_pattern
 from dpfy.accounting.rules_for.trees import worst_count
 from dpfy.errors import UnsupportedEvent
-from dpfy.ledger.streams import Columns, SampledStream, Strategy, Stream, Toeplitz, Tree
+from dpfy.ledger.streams import Buffered, Columns, SampledStream, Strategy, Stream, Toeplitz, Tree
 from dpfy.types import Interval, Relation
 
 _ROUNDED = 1e-9  # relative: more than sums of a million terms can lose
@@ -64,7 +64,11 @@ def sensitivity(
     [5.244044, 5.244044]
     """
     most = min(participations, -(-steps // separation))
-    if isinstance(strategy, Toeplitz):
+    if isinstance(strategy, Buffered):
+        # they fall but for rounding, which would look like another strategy
+        column = np.minimum.accumulate(strategy.column(steps))
+        low, high = _toeplitz(column, steps, most, separation)
+    elif isinstance(strategy, Toeplitz):
         low, high = _toeplitz(np.array(strategy.coefficients[:steps]), steps, most, separation)
     elif isinstance(strategy, Tree):
         low, high = _tree(strategy, steps, most, separation)
@@ -202,7 +206,7 @@ def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool 
     One record meets one column in each round of the parts; the longest column of a round bounds all
     of them. Records of the part with the longest columns overall attain theirs.
     """
-    band, steps = event.band, event.steps
+    turns, steps = event.round, event.steps
     if isinstance(event.strategy, Toeplitz):
         squares = np.cumsum(np.square(event.strategy.coefficients[:steps]))
         length = np.minimum(steps - np.arange(steps), len(squares))
@@ -210,11 +214,11 @@ def _sampled_pairs(event: SampledStream, neighbours: Neighbours, attained: bool 
     else:
         assert isinstance(event.strategy, Columns)
         norms = np.array([math.hypot(*column) for column in event.strategy.columns])
-    longest = np.array([norms[start : start + band].max() for start in range(0, steps, band)]) * (
+    longest = np.array([norms[start : start + turns].max() for start in range(0, steps, turns)]) * (
         1 + _ROUNDED
     )
     if attained:
-        parts = (norms[part::band] * (1 - _ROUNDED) for part in range(min(band, steps)))
+        parts = (norms[part::turns] * (1 - _ROUNDED) for part in range(min(turns, steps)))
         longest = max(parts, key=lambda met: float(met @ met))
     values, counts = np.unique(longest, return_counts=True)
     return tuple(

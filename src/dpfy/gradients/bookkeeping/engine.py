@@ -194,10 +194,12 @@ class CapturingEngine(Engine):
                 if norms.largest_exact > 0
                 else sums
             )
-        exact = self._exact(loss_fn, chunk.chosen(norms.doubtful), clipping)
-        if bool(norms.doubtful.all()):
+        doubtful, others = norms.doubtful, ~norms.doubtful
+        exact = self._exact(loss_fn, chunk.chosen(doubtful), clipping.chosen(doubtful))
+        if bool(doubtful.all()):
             return exact
-        return SumPair(self.bounded_sums(loss_fn, chunk.chosen(~norms.doubtful), clipping), exact)
+        rest = self.bounded_sums(loss_fn, chunk.chosen(others), clipping.chosen(others))
+        return SumPair(rest, exact)
 
     @abstractmethod
     def _sums(
@@ -218,7 +220,7 @@ class CapturingEngine(Engine):
         for position in norms.exact.nonzero().flatten().tolist():
             part, exact = (
                 float(norms.exact[position]),
-                self._exact(loss_fn, chunk.record(position), clipping),
+                self._exact(loss_fn, chunk.record(position), clipping.of_record(position)),
             )
             for total, gradient in zip(totals, exact.gradients, strict=True):
                 total.add_(gradient, alpha=part)
@@ -351,7 +353,8 @@ class BookkeepingEngine(CapturingEngine):
     def _sums(
         self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping
     ) -> tuple[ChunkNorms, BoundedSums | None]:
-        if isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1:
+        several = isinstance(clipping.weigh, ClipEach) and len(clipping.weigh.bounds) > 1
+        if several and not clipping.factors:
             each = PerGroupClip(list(self.parameters.values()), clipping, chunk.size)
             stats = self._pass(loss_fn, chunk, each).stats
             if each.norms.largest_exact == 0:

@@ -13,6 +13,7 @@ import torch
 from dpfy.gradients.losses import Losses
 from dpfy.mechanisms.query import Statistic
 from dpfy.plans import Plan
+from dpfy.types import Budget
 
 LOSS = "loss"
 _GUESSED = {
@@ -57,4 +58,6 @@ def with_loss(plan: Plan, task: str | None, model: Any) -> Plan:
     bound = max(4.0, math.ceil(math.log(outcomes)))
     statistics = (*plan.query.statistics, Statistic(LOSS, bound=bound))
     more = replace(plan, query=replace(plan.query, statistics=statistics))
-    return more if plan.budget is None else more.calibrate(plan.budget.epsilon, plan.budget.delta)
+    if not isinstance(plan.budget, Budget):  # budgets of groups hold: all sums cost what one does
+        return more
+    return more.calibrate(plan.budget.epsilon, plan.budget.delta)

@@ -41,7 +41,7 @@ from dpfy.run.position import go_on, registered_plan
 from dpfy.run.privatize import privatize
 from dpfy.run.ranks import Ranks
 from dpfy.run.run import Run
-from dpfy.types import Interval
+from dpfy.types import Interval, interval_from_json
 
 require("transformers", "huggingface")
 from transformers import Trainer, TrainingArguments  # noqa: E402
@@ -184,13 +184,14 @@ class DPTrainer(Trainer):
             delta: The failure probability, between 0 and 1.
 
         Returns:
-            The interval; its upper end may be claimed.
+            The interval; its upper end may be claimed. As :meth:`dpfy.Run.spent`, it has
+            ``groups`` where groups of records have budgets of their own.
         """
 
         def computed() -> bytes:
-            return json.dumps(account(self._open_ledger()).epsilon(delta)).encode()
+            return json.dumps(account(self._open_ledger()).epsilon(delta).to_json()).encode()
 
-        return Interval(*json.loads(Ranks.present().from_first(computed)))
+        return interval_from_json(json.loads(Ranks.present().from_first(computed)))
 
     def report(
         self, folder: str | Path, *, delta: float | None = None, facts: RunFacts | None = None
@@ -389,7 +390,10 @@ class DPTrainer(Trainer):
             if name not in kept:
                 logs.pop(name, None)
         if self.run is not None and self._delta is not None and Ranks.present().first:
-            logs["epsilon"] = account(self._open_ledger()).epsilon(self._delta).upper
+            spent = account(self._open_ledger()).epsilon(self._delta)
+            logs["epsilon"] = spent.upper
+            for name, each in getattr(spent, "groups", {}).items():
+                logs[f"epsilon of {name}"] = each.upper
         super().log(logs, start_time)
 
     def evaluate(

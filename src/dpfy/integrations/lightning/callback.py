@@ -162,7 +162,9 @@ class PrivateTraining(pl.Callback):
         return Steps(self)
 
     def spent(self, delta: float) -> float:
-        """Return the ε of all that was reserved so far.
+        """Return the ε of all that was reserved so far; of groups of records, the weakest one's.
+
+        ``callback.run.spent(delta).groups`` has that of each group.
 
         Args:
             delta: The failure probability, between 0 and 1.

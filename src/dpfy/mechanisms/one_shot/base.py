@@ -10,12 +10,12 @@ from fractions import Fraction
 from typing import Any, Protocol, TypeVar
 
 from dpfy import _validate
-from dpfy.errors import LedgerMismatch
+from dpfy.errors import InvalidArgument, LedgerMismatch
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import Poisson, RecordedQuery, Sampled
+from dpfy.ledger.events import Event, Poisson, RecordedQuery, Sampled
 from dpfy.mechanisms.discrete import rounded_laplace
 from dpfy.noise import SecureStream, lattice_step
-from dpfy.noise.random_stream import require_purpose
+from dpfy.noise.random_stream import Purpose, require_purpose
 
 UP = 1 + 1e-15
 """Rounds a scale up by more than the error of its computation."""
@@ -24,19 +24,27 @@ Values = TypeVar("Values", contravariant=True)
 Answer = TypeVar("Answer", covariant=True)
 
 
-class Mechanism(Protocol[Values, Answer]):
-    """A declaration of what is answered, and with how much noise."""
+class Releasable(Protocol[Values, Answer]):
+    """Anything that names what it costs and answers once."""
 
     @property
-    def event(self) -> Sampled:
+    def event(self) -> Event:
         """The cost of one answer."""
 
     def release(self, values: Values, stream: SecureStream) -> Answer:
         """Answer once, with fresh noise from ``stream``."""
 
 
+class Mechanism(Releasable[Values, Answer], Protocol[Values, Answer]):
+    """A declaration of what is answered on one sample, and with how much noise."""
+
+    @property
+    def event(self) -> Sampled:
+        """The cost of one answer."""
+
+
 def release(
-    mechanism: Mechanism[Values, Answer],
+    mechanism: Releasable[Values, Answer],
     ledger: Ledger,
     compute: Callable[[], Values],
     stream: SecureStream | None = None,
@@ -65,6 +73,7 @@ def release(
         The answer of the mechanism, with noise.
 
     Raises:
+        InvalidArgument: If the mechanism is ``adaptive`` and no event says so of it.
         LedgerMismatch: If the stream has a test key and the ledger does not say so.
         BudgetExhausted: If the ledger's guard refuses the event; no record was read.
 
@@ -75,18 +84,36 @@ def release(
     Traceback (most recent call last):
     dpfy.errors.LedgerMismatch: ...
     """
-    stream = SecureStream() if stream is None else require_purpose(stream, "noise")
+    stream = stream_for(ledger, stream, "noise")
+    event = mechanism.event
+    ledger.reserve(_chosen_from_outputs(event) if adaptive else event, note)
+    values = compute()
+    stream.refresh()  # a restored copy of the machine has the old key
+    return mechanism.release(values, stream)
+
+
+def stream_for(ledger: Ledger, stream: SecureStream | None, purpose: Purpose) -> SecureStream:
+    """Return the stream, or a new one, if the ledger says where its key comes from."""
+    if stream is None:
+        return SecureStream(purpose=purpose)
+    require_purpose(stream, purpose)
     declared = ledger.header.key_source if ledger.header is not None else "operating system"
     if stream.key_source != declared and stream.key_source != "operating system":
         raise LedgerMismatch(
             f"The stream has an {stream.key_source}, but the ledger says that keys come from the "
             f"{declared}. Declare Header(key_source={stream.key_source!r}), or pass no stream."
         )
-    event = mechanism.event
-    ledger.reserve(replace(event, adaptive=True) if adaptive else event, note)
-    values = compute()
-    stream.refresh()  # a restored copy of the machine has the old key
-    return mechanism.release(values, stream)
+    return stream
+
+
+def _chosen_from_outputs(event: Event) -> Event:
+    """Return the event of a mechanism that was chosen from earlier outputs."""
+    if not isinstance(event, Sampled):
+        raise InvalidArgument(
+            f"The event {event.tag!r} is declared in advance and cannot be adaptive. Choose the "
+            "mechanism before the first answer, or run its parts one by one."
+        )
+    return replace(event, adaptive=True)
 
 
 def once(query: RecordedQuery) -> Sampled:

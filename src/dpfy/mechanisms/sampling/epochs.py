@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dpfy.ledger.events import BallsInBins, Cyclic, Policy, Shuffled
+from dpfy.ledger.events import BallsInBins, Policy, Shuffled
 from dpfy.mechanisms.sampling.draws import Indices, integers, order
 from dpfy.mechanisms.sampling.fixed import require_declared
 from dpfy.noise.random_stream import SecureStream, require_purpose
 
-EpochPolicy = Shuffled | Cyclic | BallsInBins
+EpochPolicy = Shuffled | BallsInBins
 
 
 class EpochSampler:
@@ -33,9 +33,9 @@ class EpochSampler:
     Raises:
         InvalidArgument: If the stream was made for another purpose.
 
-    >>> sampler = EpochSampler(Cyclic(batch_size=2, records=5), SecureStream(purpose="sampling"))
-    >>> [sampler.draw(5).tolist() for _ in range(sampler.steps_per_event + 1)]
-    [[0, 1], [2, 3], [4], [0, 1]]
+    >>> sampler = EpochSampler(Shuffled(batch_size=2, records=5), SecureStream(purpose="sampling"))
+    >>> sorted(index for _ in range(sampler.steps_per_event) for index in sampler.draw(5).tolist())
+    [0, 1, 2, 3, 4]
 
     Reference: docs/proofs/sampling.md.
     """
@@ -59,18 +59,9 @@ class EpochSampler:
 
 
 def _shuffled(policy: Shuffled, stream: SecureStream) -> list[Indices]:
-    """Return the batches of a random order."""
-    return _cut(order(stream, policy.records), policy.batch_size)
-
-
-def _cyclic(policy: Cyclic, stream: SecureStream) -> list[Indices]:
-    """Return the batches of the order in which the records are given."""
-    return _cut(np.arange(policy.records), policy.batch_size)
-
-
-def _cut(records: Indices, batch_size: int) -> list[Indices]:
-    """Cut an order into batches; the last one may be smaller."""
-    return [records[first : first + batch_size] for first in range(0, len(records), batch_size)]
+    """Return the batches of a random order; the last one may be smaller."""
+    records, size = order(stream, policy.records), policy.batch_size
+    return [records[first : first + size] for first in range(0, len(records), size)]
 
 
 def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
@@ -82,7 +73,6 @@ def _thrown(policy: BallsInBins, stream: SecureStream) -> list[Indices]:
 
 EPOCHS: dict[type[Policy], Callable[..., list[Indices]]] = {
     Shuffled: _shuffled,
-    Cyclic: _cyclic,
     BallsInBins: _thrown,
 }
 """The function that draws the batches of an epoch, for each policy."""
