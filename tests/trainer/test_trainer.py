@@ -128,7 +128,7 @@ def killed(monkeypatch, owner, name):
     ("owner", "name", "left"),
     [
         (dpfy.trainer.trainer, "privatize", {"config.json"}),
-        (dpfy.trainer.trainer, "_tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
+        (dpfy.trainer.trainer, "tell", {"config.json", "ledger.dpl", "ledger.dpl.head"}),
         (
             dpfy.Trainer,
             "_save",
