@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ _HELD_OUT = 2000  # windows of held-out text, evenly over the roles
 _READINGS = 20
 _SMOOTHING = 0.01  # counts that every pair of characters has from the start
 _PADDING, _IGNORED = 0, -100
+Steps = Callable[..., Iterator[tuple[int, float | None]]]
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,16 @@ def baselines(source: UserSource) -> dict[str, float]:
     }
 
 
-def trained(setting: Setting, source: UserSource) -> dict[str, Any]:
+def trained(setting: Setting, source: UserSource, correlated: bool = False) -> dict[str, Any]:
     """Train one model and return its curve of perplexity, with what it cost."""
     model = model_for(setting, source.classes, *source.input_shape)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, setting.steps)
     windows = held_out(source)
-    steps = _plain_steps if setting.epsilon is None else _private_steps
+    steps: Steps = _plain_steps
+    if setting.epsilon is not None:
+        planned = ftrl_plan_for if correlated else plan_for
+        steps = partial(_private_steps, planned(setting, source.users))
     curve, spent = [(0, perplexity(model, windows))], None
     for step, cost in track(
         steps(setting, source, model, optimizer),
@@ -155,10 +160,25 @@ def plan_for(setting: Setting, roles: int) -> dpfy.Plan:
     ).calibrate(setting.epsilon, setting.delta)
 
 
+def ftrl_plan_for(setting: Setting, roles: int) -> dpfy.Plan:
+    """Return the plan of a curve whose roles come in a fixed order, with correlated noise."""
+    assert setting.epsilon is not None
+    return dpfy.dpftrl(
+        records=roles,
+        batch_size=setting.roles,
+        steps=setting.steps,
+        clip=setting.clip,
+        unit="user",
+    ).calibrate(setting.epsilon, setting.delta)
+
+
 def _private_steps(
-    setting: Setting, source: UserSource, model: Any, optimizer: torch.optim.Optimizer
+    plan: dpfy.Plan,
+    setting: Setting,
+    source: UserSource,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[int, float | None]]:
-    plan = plan_for(setting, source.users)
     rows: ConcatDataset[Any] = ConcatDataset(source.train)
     owner = [user for user, windows in enumerate(source.train) for _ in range(len(windows))]
     example = tuple(torch.zeros_like(field[:2]) for field in source.train[0].tensors)
@@ -215,8 +235,21 @@ def main(
     steps: Annotated[
         int, typer.Option(help="Of each curve; another number keeps no results.")
     ] = Setting.steps,
+    correlated: Annotated[
+        bool,
+        typer.Option(
+            "--correlated",
+            help="Take the roles in a fixed order, with correlated noise (BLT) and the same "
+            "settings; keeps no results.",
+        ),
+    ] = False,
 ) -> None:
     """Train the curves that have no result yet, and keep each as it is done."""
+    if correlated:
+        for asked in map(float, epsilon.split(",")):
+            result = trained(Setting(asked, steps=steps), shakespeare(data_dir), correlated=True)
+            typer.echo(f"ε {asked:g}, fixed order: perplexity {result['curve'][-1][1]:.2f}")
+        return
     source, found = shakespeare(data_dir), read()
     kept = [each for each in found["curves"] if _has_defaults(each["setting"])]
     for each in (None, *map(float, epsilon.split(","))):

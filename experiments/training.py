@@ -215,9 +215,8 @@ class Training:
         ledger = dpfy.Ledger.read(self.folder / LEDGER)
         spent, by_rdp = dpfy.account(ledger), dpfy.account(ledger, "rdp")
         assert spent.private and ledger.header is not None and ledger.header.plan is not None
-        noise = spent.noise_multiplier or dpfy.Plan.from_json(ledger.header.plan).noise_at(
-            1
-        )  # of the first step
+        plan = dpfy.Plan.from_json(ledger.header.plan)
+        noise = spent.noise_multiplier or plan.noise_at(1)  # of the first step
         lower, upper = spent.epsilon(self.cell.delta)
         return Outcome(
             self.seed,
@@ -226,7 +225,7 @@ class Training:
             epsilon_lower=lower,
             epsilon_rdp=by_rdp.claim(self.cell.delta),
             noise_multiplier=noise,
-            steps=spent.steps,
+            steps=spent.steps * plan.steps_per_event,
             lost_steps=self._lost,
             seconds=self._seconds,
             ledger_head=ledger.head_hash,

@@ -76,3 +76,11 @@ def test_published_epsilons_are_those_of_their_settings() -> None:
             plan = shakespeare.plan_for(setting, 1341)
             spent = dpfy.account(plan.envelope).claim(setting.delta)
             assert spent == pytest.approx(curve["spent"], abs=1e-6)
+
+
+def test_roles_in_a_fixed_order_are_users_with_correlated_noise() -> None:
+    setting = shakespeare.Setting(8.0, steps=34)
+    plan = shakespeare.ftrl_plan_for(setting, 1341)
+    assert plan.unit == "user" and plan.correlation is not None
+    assert plan.event.stream.participations == 2  # 17 steps are an epoch
+    assert dpfy.account(plan).claim(setting.delta) <= 8.0

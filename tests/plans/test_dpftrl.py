@@ -163,6 +163,8 @@ REFUSED = [
     ({"strategy": Columns(((1.0,),) * 30)}, "do not run"),
     ({"relation": "add_or_remove_one"}, "add_or_remove_one"),
     ({"relation": "replace_one", "unit": "user"}, "users in cyclic order"),
+    ({"relation": "replace_one", "sampling": "cyclic_poisson", "bands": 2}, "has no proof"),
+    ({"strategy": "tree", "bands": 4}, "'tree' has no bands"),
     ({"statistics": [dpfy.Statistic("x", bound=1.0, every=2)]}, "every=1"),
     ({"momentum": 1.0}, "momentum"),
     ({"learning_rates": [0.1]}, "learning rate"),

@@ -74,6 +74,16 @@ def test_a_wrong_number_of_labels_is_refused_with_public_numbers_alone():
     assert "4" not in str(error.value)
 
 
+@pytest.mark.parametrize("group_of", [[0, 1], np.array([0, 1]), lambda index: index])
+def test_positions_are_refused_where_names_are_other_numbers(group_of):
+    """People with the label 0 would be in the group "1", and be drawn more often than promised."""
+    swapped = Individual(("1", "0"), (0.3, 0.1), (1.0, 1.0), (0.5, 0.5))
+    records = Records(Unread(2), None, 0)
+    with pytest.raises(InvalidArgument, match="group '1' has position 0"):
+        Membership.of(group_of, swapped, records)
+    assert Membership.of(["0", "1"], swapped, records).numbers.tolist() == [1, 0]
+
+
 def test_a_group_that_never_occurs_is_named():
     with pytest.raises(InvalidArgument, match="No label of group_of says 'strict'"):
         numbers(["open", "Strict", "open", "open"])

@@ -12,7 +12,7 @@ from runs import Dot, Started
 from torch.utils.data import TensorDataset
 
 import dpfy
-from dpfy.errors import InvalidArgument, LedgerError
+from dpfy.errors import InvalidArgument, LedgerError, LedgerMismatch
 from dpfy.ledger.streams import Row, Toeplitz
 from dpfy.noise import CorrelatedGaussian, LatticeGaussian, lattice_step
 from dpfy.optim import ADADP, AdamBC
@@ -282,6 +282,20 @@ def test_nothing_of_the_noise_is_in_a_checkpoint(tmp_path):
     assert "sensitive" in repr(s.run.context.noise)
     s.run.close()
     assert s.run.context.noise._history._ring is None
+
+
+def test_two_runs_do_not_write_rows_of_one_stream():
+    """Both would begin with row 1, and the ledger would charge for one stream."""
+    ledger = dpfy.Ledger.in_memory()
+    first, second = (
+        Started(TensorDataset(EYE), dimension=RECORDS, plan=planned(1.0), key=None, ledger=ledger)
+        for _ in range(2)
+    )
+    first.release()
+    with pytest.raises(LedgerMismatch, match="Row 1 of the stream is next"):
+        second.release()
+    first.release()
+    assert ledger.count == 2
 
 
 # What goes with it, and what does not

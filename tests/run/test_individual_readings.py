@@ -73,6 +73,17 @@ def test_a_histogram_is_paid_for_from_what_is_aside_before_anything_is_looked_at
         budget_histogram(none.run, stddev=100.0)
 
 
+def test_a_histogram_is_no_step_of_the_plan(tmp_path):
+    ledger = tmp_path / "ledger.dpl"
+    plan = dpfy.dpsgd(rate=1.0, divisor=1, steps=6, noise_multiplier=4.0).under(RULE)
+    for left in (6, 5):
+        started = Started(TensorDataset(ROWS), plan=plan, ledger=ledger)
+        assert started.run.steps_left == left
+        started.release()
+        budget_histogram(started.run, stddev=20.0)
+        started.run.close()
+
+
 def test_steps_and_budgets_go_on_after_a_histogram(monkeypatch):
     started = run_of()
     started.release()

@@ -469,7 +469,7 @@ def test_blocks_that_are_paid_for_ahead_are_charged_when_they_are_taken(noiseles
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"engine": "ghost"}, "a bound of its own"),
+        ({"engine": "ghost"}, "the very gradient that they add"),
         ({"prefetch": 1, "num_workers": 1}, "prefetch=0"),
     ],
 )

@@ -83,9 +83,13 @@ class Recorder:
     """
 
     key_source = "insecure test key"
+    roundings, spread = 0.0, 1.0  # as of independent noise
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, float]] = []
+
+    def begin(self, step: int) -> None:
+        """Remember nothing of earlier steps."""
 
     def prefetch(self, count: int, stddev: float, grid: float) -> None:
         """Draw nothing."""
@@ -328,8 +332,8 @@ def couple(run: Any, units: int, missing: int) -> None:
         def __len__(self) -> int:
             return units
 
-    def drawn(context: Any) -> Sample:
-        sample = type(strategy).draw(strategy, replace(context, records=Larger()))
+    def drawn(context: Any, step: int) -> Sample:
+        sample = type(strategy).draw(strategy, replace(context, records=Larger()), step)
         kept = sample.indices != missing
         indices = sample.indices[kept]
         return Sample(

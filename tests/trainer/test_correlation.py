@@ -70,3 +70,22 @@ def test_a_run_from_settings(settings, kind, tmp_path):
     assert run.times == run.event.stream.steps
     assert result.claim <= 3.0
     assert "correlated" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8").lower()
+
+
+def test_the_strategy_follows_the_learning_rates_of_descent():
+    settings = {**SHORT, "sampling": "cyclic", "noise_correlation": "banded:3", "momentum": 0.5}
+    falling, constant = (
+        dpfy.Trainer(TrainConfig(**settings, lr_schedule=schedule)).plan
+        for schedule in ("linear", "constant")
+    )
+    rates = [1 - step / falling.steps for step in range(falling.steps)]
+    by_hand = dpfy.dpftrl(
+        records=1437,
+        batch_size=400,
+        epochs=3,
+        strategy="banded",
+        bands=3,
+        momentum=0.5,
+        learning_rates=rates,
+    )
+    assert falling.correlation == by_hand.correlation != constant.correlation

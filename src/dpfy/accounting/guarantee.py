@@ -326,7 +326,9 @@ def account(
     """Return the privacy guarantee of a ledger, a plan or events.
 
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
-    registered. A ledger that declared a filter is accounted by that filter's limit, never by the
+    registered. Rows of a stream count as one stream wherever they are in the source, so that two
+    runs of one plan with correlated noise are accounted as a ``Composed`` event each, and never as
+    one list. A ledger that declared a filter is accounted by that filter's limit, never by the
     steps that it reserved. Where groups of records have rates and bounds of their own, there is one
     guarantee for each group: a :class:`~dpfy.accounting.GroupGuarantee`.
 

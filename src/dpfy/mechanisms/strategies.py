@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import minimize, nnls
-from scipy.signal import fftconvolve, lfilter
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.streams import Buffered, Toeplitz, Tree
+from dpfy.mechanisms.solvers import fftconvolve, lfilter, minimize, nnls
 from dpfy.mechanisms.workloads import OBJECTIVES, Array, Objective, Workload, rational
 
 _SLOWEST = 1 - 1e-4  # of a buffer's decay: what arithmetic with clamped buffers is derived for

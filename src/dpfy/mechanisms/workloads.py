@@ -11,18 +11,18 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular, toeplitz
-from scipy.signal import lfilter
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.streams import Buffered, Columns, Strategy, Toeplitz, Tree
+from dpfy.mechanisms.solvers import lfilter, solve_triangular, toeplitz
 
 Array = NDArray[np.float64]
 Objective = Literal["mean", "last", "max"]
 OBJECTIVES: tuple[Objective, ...] = ("mean", "last", "max")
 
-_DENSE = 4096  # steps of a matrix that is written out
+MOST_RATES = 4096
+"""The most steps that may have learning rates of their own: their matrix is written out."""
 _POWER = 16.0  # of a mean that stands for the maximum, where gradients are needed
 
 
@@ -58,10 +58,11 @@ class Workload:
             object.__setattr__(self, name, value)
         rates = tuple(_validate.positive("learning rate", rate) for rate in self.learning_rates)
         object.__setattr__(self, "learning_rates", rates)
-        if rates and (len(rates) != self.steps or self.steps > _DENSE):
+        if rates and (len(rates) != self.steps or self.steps > MOST_RATES):
             raise InvalidArgument(
                 f"Expected one learning rate for each of the {self.steps} steps, and at most "
-                f"{_DENSE} of them, got {len(rates)}. Leave them out to optimise for equal ones."
+                f"{MOST_RATES} of them, got {len(rates)}. Leave them out to optimise for equal "
+                "ones."
             )
 
     @property
@@ -101,25 +102,48 @@ class Workload:
                 float(weights @ np.square(series)),
                 2 * weights * series,
             )
-        return self._momenta, lambda series: self._error_of_rates(series, objective)
+        if objective == "max":
+            return self._momenta, self._largest_error
+        form = self._form(objective)
 
-    def _error_of_rates(self, momenta: Array, objective: Objective) -> tuple[float, Array]:
+        def error_of(series: Array) -> tuple[float, Array]:
+            moved = form @ series
+            return float(series @ moved), 2 * moved
+
+        return self._momenta, error_of
+
+    def _form(self, objective: Objective) -> Array:
+        """Return Q, by which the squared error of a series m is mᵀQm.
+
+        Noise of one row reaches the weights of step t by Σ_u α_tu·m_(u−s), with α_tu the learning
+        rate of step u, decayed until t. So Q_ij adds up α_t(s+i)·α_t(s+j) over s and t: the Gram
+        matrix of α, summed along its diagonals.
+        """
+        ages = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
+        decayed = np.where(ages >= 0, (1 - self.decay) ** np.maximum(ages, 0), 0.0)
+        reach = decayed * np.array(self.learning_rates)
+        if objective == "last":
+            form = np.outer(reach[-1], reach[-1])
+        else:
+            form = reach.T @ reach / self.steps
+        for row in range(self.steps - 2, -1, -1):
+            form[row, :-1] += form[row + 1, 1:]
+        return form
+
+    def _largest_error(self, momenta: Array) -> tuple[float, Array]:
+        """Return the largest squared error of all steps, and its gradient."""
         rates = np.array(self.learning_rates)[:, None]
         response = self._sums(rates * np.tril(toeplitz(momenta)))
-        error, weights = _weighed(np.square(response).sum(axis=1), objective)
+        error, weights = _smooth_maximum(np.square(response).sum(axis=1))
         back = rates * self._sums((2 * weights[:, None] * response)[::-1])[::-1]
         lags = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
         sums = np.bincount(np.maximum(lags, -1).ravel() + 1, back.ravel(), self.steps + 1)
         return error, np.asarray(sums[1:], dtype=np.float64)
 
 
-def _weighed(rows: Array, objective: Objective) -> tuple[float, Array]:
-    """Return the squared error of all rows, smooth also for the maximum, and its gradient."""
+def _smooth_maximum(rows: Array) -> tuple[float, Array]:
+    """Return a power mean of the squared errors of all rows, and its gradient."""
     steps = len(rows)
-    if objective == "mean":
-        return float(rows.mean()), np.full(steps, 1 / steps)
-    if objective == "last":
-        return float(rows[-1]), np.eye(1, steps, steps - 1)[0]
     largest = float(rows.max())
     mean = largest * float(np.mean((rows / largest) ** _POWER)) ** (1 / _POWER)
     return mean, (rows / mean) ** (_POWER - 1) / steps
@@ -191,10 +215,10 @@ def _rows(strategy: Strategy, workload: Workload) -> Array:
     if isinstance(strategy, Toeplitz | Buffered) and not workload.learning_rates:
         filtered = lfilter(*inverse(strategy, workload.steps), workload.impulse)
         return np.cumsum(np.square(filtered))
-    if workload.steps > _DENSE:
+    if workload.steps > MOST_RATES:
         raise InvalidArgument(
-            f"Expected at most {_DENSE} steps for a {strategy.tag!r}, got {workload.steps}. Use "
-            "toeplitz coefficients or buffers."
+            f"Expected at most {MOST_RATES} steps for a {strategy.tag!r}, got {workload.steps}. "
+            "Use toeplitz coefficients or buffers."
         )
     rows: Array = np.square(workload.responses(_noise(strategy, workload.steps))).sum(axis=1)
     return rows

@@ -10,6 +10,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Cyclic, CyclicPoisson, Fact, Policy
 from dpfy.ledger.streams import Buffered, Row, SampledStream, Strategy, Stream, Toeplitz, Tree
+from dpfy.types import Relation
 
 if TYPE_CHECKING:
     from dpfy.plans.plan import Plan
@@ -127,6 +128,11 @@ def _refused(plan: "Plan") -> "list[tuple[bool, str]]":
     """Return what a plan must not have, and why."""
     query = plan.query
     return [
+        (
+            isinstance(plan.sampling, CyclicPoisson) and plan.relation == Relation.REPLACE_ONE,
+            "cyclic_poisson sampling under replace_one: what rounding does then has no proof. "
+            "Declare relation='zero_out', or take a fixed order.",
+        ),
         (
             bool(plan.controllers),
             "controllers or a schedule of the clip bound: later noise takes back earlier noise on "

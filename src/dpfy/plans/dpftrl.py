@@ -87,7 +87,8 @@ def dpftrl(
         divisor: The public constant that the released sum is divided by; by default the batch size.
         statistics: Statistics that every step releases beside the gradient.
         unit: The unit of privacy, ``"record"`` or ``"user"``.
-        relation: The neighbouring relation, ``"zero_out"`` or ``"replace_one"``.
+        relation: The neighbouring relation, ``"zero_out"`` or, in a fixed order,
+            ``"replace_one"``.
 
     Returns:
         A plan of this run.
@@ -95,7 +96,9 @@ def dpftrl(
     Raises:
         InvalidArgument: If arguments are missing, contradict each other or are out of their range.
 
-    >>> plan = dpftrl(records=6_000, batch_size=300, epochs=3, strategy="banded", bands=4)
+    >>> plan = dpftrl(
+    ...     records=6_000, batch_size=300, epochs=3, strategy="banded", bands=4, noise_multiplier=4
+    ... )
     >>> plan.steps, len(plan.correlation.coefficients), plan.event.stream.participations
     (60, 4, 3)
 
@@ -176,6 +179,11 @@ def _strategies(
             f"Expected bands={bands} to be at most {order.most_bands}, the number of steps "
             f"{'in an epoch: a record of the same part' if order.sampled else 'of the plan'}"
             f"{' would come twice within a band.' if order.sampled else '.'}"
+        )
+    if bands is not None and kind in ("blt", "tree"):
+        raise InvalidArgument(
+            f"Strategy {kind!r} has no bands, got bands={bands}. Give buffers= for blt, restart= "
+            "for a tree, or strategy='banded'."
         )
     if isinstance(kind, Strategy):
         made = unit_diagonal(kind)

@@ -10,7 +10,7 @@ from dpfy import _validate
 from dpfy.accounting import DominatedBy, Filter, IndividualFilter
 from dpfy.accounting.rules import REASONS
 from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Cyclic, ImportanceSchedule
+from dpfy.ledger.events import Cyclic, CyclicPoisson, ImportanceSchedule
 from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.controllers import NormSumSampling
 from dpfy.mechanisms.importance_bounds import check_importance
@@ -52,7 +52,7 @@ def check_plan(plan: "Plan") -> None:
         raise InvalidArgument(
             f"No rule for {plan.sampling.tag} sampling under {plan.relation}: {reason}."
         )
-    if isinstance(plan.sampling, Cyclic) and (plan.unit, plan.relation) == (
+    if isinstance(plan.sampling, Cyclic | CyclicPoisson) and (plan.unit, plan.relation) == (
         Unit.USER,
         Relation.REPLACE_ONE,
     ):

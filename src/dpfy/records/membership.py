@@ -126,6 +126,8 @@ def _positions(labels: Any, names: tuple[str, ...], expected: str) -> Numbers:
     if isinstance(labels, torch.Tensor):
         labels = labels.detach().cpu().numpy()
     if not isinstance(labels, np.ndarray) or labels.dtype.kind == "O":
+        if any(isinstance(label, int | np.integer) for label in labels):
+            _check_positions(names)
         return np.array([_number(label, names) for label in labels], dtype=np.int64)
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise InvalidArgument(f"{expected} Got an array of {labels.dtype} with {labels.ndim} axes.")
@@ -134,7 +136,18 @@ def _positions(labels: Any, names: tuple[str, ...], expected: str) -> Numbers:
         for group, name in enumerate(names):
             found[labels == name] = group
         return found
+    _check_positions(names)
     return np.where((labels >= 0) & (labels < len(names)), labels, -1).astype(np.int64)
+
+
+def _check_positions(names: tuple[str, ...]) -> None:
+    """Refuse whole numbers as labels where a group has another position as its name."""
+    for position, name in enumerate(names):
+        if name.isdecimal() and int(name) != position:
+            raise InvalidArgument(
+                f"Labels that are whole numbers are positions of groups, and group {name!r} has "
+                f"position {position}. Give names as texts, or groups other names."
+            )
 
 
 def _number(label: Any, names: tuple[str, ...]) -> int:

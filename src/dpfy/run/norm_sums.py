@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from dpfy.accounting.individual_filter import IndividualFilter, leaves_records_out
 from dpfy.gradients import Engine
 from dpfy.gradients.base import BoundedSums, LossFn
 from dpfy.ledger import Ledger
@@ -47,12 +48,14 @@ def norms_followed(plan: Plan) -> NormSumSampling | None:
 def extra_releases(plan: Plan, ledger: Ledger) -> int:
     """Return how many releases of the ledger, since the plan was registered, are no steps."""
     beside = {run.event for run in plan.extra_events}
-    if not beside:
+    individual = isinstance(plan.filter, IndividualFilter)
+    if not (beside or individual):
         return 0
     found, before = 0, ledger.count - ledger.plan_count
     for run in ledger.uses:
         counted, before = max(0, run.times - before), max(0, before - run.times)
-        found += counted if run.event in beside else 0
+        step = leaves_records_out(run.event) if individual else run.event not in beside
+        found += 0 if step else counted
     return found
 
 

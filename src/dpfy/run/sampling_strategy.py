@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import torch
 
+from dpfy.errors import LedgerMismatch
 from dpfy.gradients import ENGINES, Engine
 from dpfy.gradients.base import LossFn
 from dpfy.ledger.events import Event, Policy
@@ -188,6 +189,15 @@ class ScheduledSampling(IndependentSampling):
     def steps_per_event(self) -> int:
         """One, whatever an epoch has."""
         return 1
+
+    def before_step(self, context: "StepContext", loss_fn: LossFn, step: int) -> None:
+        """Refuse a ledger with rows of another run, which would be charged as one stream."""
+        with context.ranks.together():
+            if context.ranks.first and (rows := context.ledger.plan_count) != step - 1:
+                raise LedgerMismatch(
+                    f"Row {step} of the stream is next in this run, and the ledger has {rows}: "
+                    "another run writes to it. Nothing was read; give each run its own ledger."
+                )
 
     def draw(self, context: "StepContext", step: int) -> Sample:
         """Turn to the step, and draw its sample."""

@@ -241,6 +241,11 @@ def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule of the learning rate over ``steps``."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor(config, steps))
+
+
+def rate_factor(config: TrainConfig, steps: int) -> Callable[[int], float]:
+    """Return the factor of the learning rate in a step, counted from 0, as a function."""
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda done: 1.0,
         "linear": lambda done: 1.0 - done,
@@ -251,7 +256,7 @@ def make_scheduler(
         warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         return warm * shapes[config.lr_schedule](min(1.0, step / steps))
 
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return factor
 
 
 def on_device_of(model: nn.Module, *tensors: torch.Tensor) -> list[torch.Tensor]:

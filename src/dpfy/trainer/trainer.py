@@ -26,6 +26,7 @@ from dpfy.mechanisms.controllers import ValidationDecay
 from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
+from dpfy.mechanisms.workloads import MOST_RATES
 from dpfy.models.batchnorm import PrivateBatchNorm
 from dpfy.plans import Plan, dpftrl, dpsgd
 from dpfy.plans.dpis import dpis
@@ -47,6 +48,7 @@ from dpfy.trainer.builders import (
     make_scheduler,
     on_cpu,
     on_device_of,
+    rate_factor,
     without_batchnorm,
 )
 from dpfy.trainer.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
@@ -378,10 +380,7 @@ class Trainer:
             "unit": Unit.RECORD if self.data.owners is None else Unit.USER,
         }
         if correlation := correlation_options(config.noise_correlation):
-            descends = named_optimizer(config.optimizer)[0] == "sgd"
-            return dpftrl(
-                **shared, **correlation, momentum=(config.momentum or 0.0) if descends else 0.0
-            )
+            return dpftrl(**shared, **correlation, **self._workload(shared))
         plan = dpsgd(
             **shared,
             capacity=config.capacity,
@@ -397,6 +396,17 @@ class Trainer:
                 "none. Give test=, or use a schedule that is fixed in advance."
             )
         return plan
+
+    def _workload(self, shared: dict[str, Any]) -> dict[str, Any]:
+        """Return what descent does with the sums of all steps; other optimizers are as plain."""
+        config = self.config
+        if named_optimizer(config.optimizer)[0] != "sgd":
+            return {}
+        steps = dpftrl(**shared, strategy="independent").steps
+        factor = rate_factor(config, steps)
+        rates = tuple(factor(step) for step in range(steps))
+        changes = steps <= MOST_RATES and len(set(rates)) > 1
+        return {"momentum": config.momentum or 0.0, "learning_rates": rates if changes else ()}
 
     def _in_groups(self, groups: dict[str, tuple[float, float]]) -> Plan:
         """Return a calibrated plan in which every group of records has an ε of its own."""

@@ -404,8 +404,8 @@ def test_what_breaks_while_records_are_read_is_paid_for(method):
         ({"candidates": [], "method": "exponential"}, "finite public numbers"),
         ({"candidates": [math.nan], "method": "exponential"}, "finite public numbers"),
         ({"groups": {"open": (1.0, 0.9)}}, "add up to 1"),
-        ({"group_of": ["open"]}, "got values of shape .2,. and 1 groups"),
-        ({"values": np.ones((2, 2))}, "shape .2, 2."),
+        ({"group_of": ["open"]}, "do not fit the 1 labels of group_of"),
+        ({"values": np.ones((2, 2))}, "got 2 axes"),
     ],
 )
 def test_a_wrong_declaration_is_refused_before_anything_is_read(options, match):

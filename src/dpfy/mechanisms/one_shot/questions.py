@@ -107,11 +107,12 @@ class Question:
         if threshold is None and self._records:
             threshold = best_threshold(self._budgets, self._records)
         self._threshold = check_threshold(self._budgets, threshold)
-        if len(values) != len(group_of) or getattr(values, "ndim", 1) != 1:
-            shape = getattr(values, "shape", f"({len(values)},)")
+        if (axes := getattr(values, "ndim", 1)) != 1:
+            raise InvalidArgument(f"Expected one value for each record, got {axes} axes.")
+        if len(values) != len(group_of):
             raise InvalidArgument(
-                f"Expected one value and one group for each record, got values of shape {shape} "
-                f"and {len(group_of)} groups."
+                "Expected one value and one label for each record. As many values as there are do "
+                f"not fit the {len(group_of)} labels of group_of."
             )
         self._values, self._group_of, self._ledger = values, group_of, ledger
         self._noise, self._coins = (
