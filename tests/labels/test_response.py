@@ -13,8 +13,8 @@ from scipy.stats import chi2
 
 from dpfy import Ledger, account
 from dpfy.errors import InvalidArgument
-from dpfy.labels import PriorResponse, randomized_response
-from dpfy.labels.response import uniform_priors
+from dpfy.labels import NoisyLabels, PriorResponse, randomized_response
+from dpfy.labels.response import RULES
 from dpfy.noise import SecureStream
 
 PRIORS = (
@@ -23,6 +23,7 @@ PRIORS = (
     [0.34, 0.33, 0.33],
     [0.0, 0.02, 0.98],
     [7.0, 7.0, 0.1],
+    [0.1, 0.7, 0.1, 0.05, 0.05],
 )
 
 
@@ -44,14 +45,20 @@ def test_randomized_response_is_exactly_its_epsilon_for_each_label(monkeypatch, 
             assert epsilon * (1 - 1e-9) <= ratio <= epsilon  # and none of it is wasted
 
 
+def laws_of(mechanism, prior, monkeypatch):
+    """The exact law of the answer, for each label."""
+    return [
+        law_of(lambda y=y: mechanism.release([y], [prior], None).labels.item(), monkeypatch)
+        for y in range(len(prior))
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("prior", PRIORS)
-def test_response_with_any_prior_is_within_its_epsilon(monkeypatch, epsilon, prior):
-    mechanism = PriorResponse(3, epsilon)
-    laws = [
-        law_of(lambda y=y: mechanism.release([y], [prior], None).item(), monkeypatch)
-        for y in range(3)
-    ]
+def test_response_with_any_prior_is_within_its_epsilon(monkeypatch, epsilon, prior, rule):
+    mechanism = PriorResponse(len(prior), epsilon, rule)
+    laws = laws_of(mechanism, prior, monkeypatch)
     for one, other in itertools.combinations(laws, 2):
         assert math.log(largest_ratio(one, other)) <= epsilon
     claim = account(mechanism.event, relation="replace_one").claim(1e-9)
@@ -65,7 +72,8 @@ def test_response_with_any_prior_is_within_its_epsilon(monkeypatch, epsilon, pri
 @settings(deadline=None)
 def test_as_many_classes_are_likely_as_make_a_true_answer_likeliest(prior, epsilon):
     """The k of Ghazi et al.: against all k, computed from the formula."""
-    likely = PriorResponse(len(prior), epsilon).likely(np.array(prior))
+    chosen = PriorResponse(len(prior), epsilon, "truth").likely(np.array([prior]))[0]
+    likely = np.flatnonzero(chosen)
     best, odds = sorted(prior, reverse=True), math.exp(epsilon)
 
     def right(k):
@@ -75,30 +83,67 @@ def test_as_many_classes_are_likely_as_make_a_true_answer_likeliest(prior, epsil
     assert min(prior[each] for each in likely) >= best[len(likely) - 1]
 
 
-def test_a_prior_that_knows_nothing_asks_among_all_classes(monkeypatch):
+@given(
+    st.lists(st.floats(1e-6, 1), min_size=2, max_size=6),
+    st.floats(0.05, 8),
+)
+@settings(deadline=None)
+def test_as_many_classes_are_likely_as_make_an_answer_tell_most(prior, epsilon):
+    """Against the mutual information of label and answer for all k, from their joint law."""
+    mechanism, classes = PriorResponse(len(prior), epsilon), len(prior)
+    likely = mechanism.likely(np.array([prior]))[0]
+    order = np.argsort(-np.array(prior), kind="stable")
+
+    def told(some):
+        answers = np.arange(classes)
+        masks = np.tile(some, (classes, 1))
+        joint = mechanism._likelihood(answers, masks) * (np.array(prior) / sum(prior))
+        apart = joint.sum(0) * joint.sum(1)[:, None]
+        return (joint * np.log(joint / apart)).sum()
+
+    best = max(told(np.isin(np.arange(classes), order[:k])) for k in range(1, classes + 1))
+    assert told(likely) >= best - 1e-9
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_likelihoods_are_the_law_of_the_answers(monkeypatch, prior, rule):
+    """Every answer to every label has the probability that training is told."""
+    mechanism = PriorResponse(len(prior), 1.0, rule)
+    laws = laws_of(mechanism, prior, monkeypatch)
+    likely = mechanism.likely(np.array([prior]))
+    for answer in set().union(*laws):
+        told = mechanism._likelihood(np.array([answer]), likely)[0]
+        assert told == pytest.approx([float(law.get(answer, 0)) for law in laws], rel=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_a_prior_it_is_randomized_response(monkeypatch, rule):
     """LP-1ST is randomized response."""
     one = law_of(lambda: drawn([1], 4, 0.7), monkeypatch)
-    mechanism = PriorResponse(4, 0.7)
-    other = law_of(
-        lambda: tuple(mechanism.release([1], uniform_priors(1, 4), None).tolist()), monkeypatch
-    )
+    mechanism = PriorResponse(4, 0.7, rule)
+    other = law_of(lambda: tuple(mechanism.release([1], None, None).labels.tolist()), monkeypatch)
     assert one == other
+    found = mechanism.release([1] * 50, None, SecureStream(insecure_test_key=1))
+    expected = NoisyLabels.of_response(found.labels, 4, 0.7)
+    assert torch.allclose(found.likelihood, expected.likelihood)
 
 
-def test_a_sure_prior_answers_without_the_label(monkeypatch):
-    law = law_of(
-        lambda: PriorResponse(3, 1.0).release([0], [[0.0, 1.0, 0.0]], None).item(), monkeypatch
-    )
-    assert law == {1: Fraction(1)}
+def test_a_sure_prior_answers_without_the_label_by_the_rule_of_truth_only(monkeypatch):
+    prior = [0.0, 1.0, 0.0]
+    for law in laws_of(PriorResponse(3, 1.0, "truth"), prior, monkeypatch):
+        assert law == {1: Fraction(1)}
+    other, same, _ = laws_of(PriorResponse(3, 1.0), prior, monkeypatch)
+    assert same[1] > 0.73 > 0.27 > other[1] and other[0] == other[2]
 
 
 def test_frequencies_are_those_of_this_epsilon_and_no_other():
     """A χ² test at 1e-7 accepts the right ε, and rejects two thirds and three halves of it."""
     count, classes, epsilon = 10_000, 4, 1.0
     noisy = PriorResponse(classes, epsilon).release(
-        [2] * count, uniform_priors(count, classes), SecureStream(insecure_test_key=11)
+        [2] * count, None, SecureStream(insecure_test_key=11)
     )
-    seen = torch.bincount(noisy, minlength=classes).numpy()
+    seen = torch.bincount(noisy.labels, minlength=classes).numpy()
     for factor in (1.0, 2 / 3, 1.5):
         truth = math.exp(factor * epsilon) / (math.exp(factor * epsilon) + classes - 1)
         expected = np.full(classes, (1 - truth) / (classes - 1))
@@ -112,7 +157,7 @@ def test_no_labels_one_label_and_labels_of_one_class():
     assert drawn([2], 3, 30.0) == (2,)
     assert drawn([1] * 5, 3, 30.0) == (1,) * 5
     assert drawn([1, 7, -1, float("nan"), None], 3, 30.0) == (1, 0, 0, 0, 0)
-    assert PriorResponse(3, 1.0).release([], np.zeros((0, 3)), None).shape == (0,)
+    assert len(PriorResponse(3, 1.0).release([], np.zeros((0, 3)), None)) == 0
 
 
 @pytest.mark.parametrize(
@@ -132,3 +177,8 @@ def test_declarations_out_of_range_are_refused(classes, epsilon, message):
 def test_priors_that_are_none_are_refused(priors):
     with pytest.raises(InvalidArgument, match="Expected priors"):
         PriorResponse(3, 1.0).release([0], priors, SecureStream())
+
+
+def test_a_rule_that_is_none_is_refused():
+    with pytest.raises(InvalidArgument, match="rule='best'"):
+        PriorResponse(3, 1.0, "best")

@@ -10,30 +10,33 @@ from exact_draws import largest_ratio, law_of
 from dpfy import Ledger, account
 from dpfy.errors import BudgetExhausted, InvalidArgument
 from dpfy.labels import multi_stage, release as release_module, staged_labels
+from dpfy.labels.response import RULES
 from dpfy.labels.stages import _places
 
 
-def follower(x, labels):
+def follower(x, noisy):
     """A model that believes in what it has seen most: the worst prior for secrets in a stage."""
-    shares = torch.bincount(labels, minlength=3).double() + 0.05
+    shares = torch.bincount(noisy.labels, minlength=3).double() + 0.05
     return lambda x: shares.expand(len(x), 3)
 
 
-def flat(x, labels):
+def flat(x, noisy):
     return lambda x: torch.ones(len(x), 3)
 
 
-def drawn(y, epsilon, stages, train_one=follower):
+def drawn(y, epsilon, stages, train_one=follower, rule="information"):
     with Ledger.in_memory() as ledger:
         x = torch.zeros(len(y), 1)
-        return tuple(staged_labels(train_one, x, y, 3, epsilon, stages, ledger).tolist())
+        found = staged_labels(train_one, x, y, 3, epsilon, stages, ledger, rule=rule)
+    return tuple(found.labels.tolist())
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_two_stages_cost_one_epsilon_for_each_label(monkeypatch, epsilon):
+def test_two_stages_cost_one_epsilon_for_each_label(monkeypatch, epsilon, rule):
     """The whole law of three answers, the second of which follows the other two."""
     laws = {
-        y: law_of(lambda y=y: drawn(y, epsilon, 2), monkeypatch)
+        y: law_of(lambda y=y: drawn(y, epsilon, 2, rule=rule), monkeypatch)
         for y in [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (0, 2, 0), (0, 0, 1)]
     }
     base = laws.pop((0, 0, 0))
@@ -44,15 +47,15 @@ def test_two_stages_cost_one_epsilon_for_each_label(monkeypatch, epsilon):
 def test_a_prior_sees_released_labels_of_earlier_stages_only():
     seen = []
 
-    def watched(x, labels):
-        seen.append((x.flatten().tolist(), labels.tolist()))
+    def watched(x, noisy):
+        seen.append((x.flatten().tolist(), noisy.labels.tolist()))
         return lambda features: (
             seen.append(features.flatten().tolist()) or torch.ones(len(features), 3)
         )
 
     x, y = torch.arange(7.0)[:, None], [0, 1, 2, 0, 1, 2, 0]
     with Ledger.in_memory() as ledger:
-        labels = staged_labels(watched, x, y, 3, 0.4, 3, ledger)
+        labels = staged_labels(watched, x, y, 3, 0.4, 3, ledger).labels
     (first, told), asked, (second, told_too), asked_too = seen
     assert (first, asked) == ([0, 3, 6], [1, 4])
     assert (second, asked_too) == ([0, 1, 3, 4, 6], [2, 5])
@@ -85,16 +88,18 @@ def test_a_run_goes_on_after_the_stage_that_was_saved(tmp_path):
             read.append(place)
             return super().__getitem__(place)
 
-    def broken(x, labels):
+    def broken(x, noisy):
         raise KeyboardInterrupt
 
     x, y = torch.zeros(40, 1), Watched([1] * 40)
     with pytest.raises(KeyboardInterrupt):
         staged_labels(broken, x, y, 3, 1.0, 2, path)
     assert read == list(range(0, 40, 2))  # of the first stage
-    labels = staged_labels(flat, x, y, 3, 1.0, 2, path)
+    noisy = staged_labels(flat, x, y, 3, 1.0, 2, path)
     assert read == [*range(0, 40, 2), *range(1, 40, 2)]  # every label once
-    assert torch.equal(staged_labels(broken, x, y, 3, 1.0, 2, path), labels)  # trains nothing
+    again = staged_labels(broken, x, y, 3, 1.0, 2, path)  # trains nothing
+    assert torch.equal(again.labels, noisy.labels)
+    assert torch.equal(again.likelihood, noisy.likelihood)
     assert len(read) == 40 and Ledger.read(path).count == 1
 
 
@@ -125,7 +130,7 @@ def test_a_bad_predictor_is_refused_before_its_stage_is_spent(tmp_path):
 
 def test_the_last_model_is_trained_on_all_noisy_labels(tmp_path):
     found = multi_stage(
-        lambda x, labels: (len(x), labels),
+        lambda x, noisy: (len(x), noisy),
         torch.zeros(6, 1),
         [1] * 6,
         3,
@@ -133,7 +138,7 @@ def test_the_last_model_is_trained_on_all_noisy_labels(tmp_path):
         1,
         tmp_path / "a.dpl",
     )
-    assert found.model[0] == 6 and torch.equal(found.model[1], found.labels)
+    assert found.model[0] == 6 and found.model[1] is found.noisy
 
 
 @pytest.mark.parametrize("count", [0, 1])

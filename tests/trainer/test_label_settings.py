@@ -68,6 +68,8 @@ def test_methods_have_options():
     assert named_label_method("rr") == ("rr", {})
     assert named_label_method("lp-mst") == ("lp-mst", {"stages": 2})
     assert named_label_method("lp-mst:3") == ("lp-mst", {"stages": 3})
+    truth = {"stages": 2, "rule": "truth"}
+    assert named_label_method("lp-mst-truth:2") == ("lp-mst-truth", truth)
     assert named_label_method("cluster") == ("cluster", {"clusters": 100})
 
 

@@ -14,6 +14,7 @@ __getattr__, __all__ = exports(
     {
         "alibi": ("Alibi", "NoisyOneHot"),
         "clusters": ("ClusteredLabels", "by_clusters", "nearest_centres"),
+        "noisy": ("NoisyLabels", "likelihood_loss"),
         "release": ("LabelRelease",),
         "response": ("PriorResponse", "randomized_response"),
         "stages": ("Staged", "multi_stage", "staged_labels"),

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from dpfy import _validate
+from dpfy.labels.noisy import checked_priors
 from dpfy.labels.reading import Labels, class_numbers, count_of
 from dpfy.labels.release import Declared, LabelRelease, StrPath
-from dpfy.labels.response import checked_priors
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import LaplaceSum, Sampled
 from dpfy.mechanisms.discrete_arrays import rounded_laplace_numbers

@@ -8,14 +8,16 @@ import torch
 
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
+from dpfy.labels.noisy import NoisyLabels, checked_priors
 from dpfy.labels.reading import Labels, class_numbers, count_of
-from dpfy.labels.release import Declared, LabelRelease, StrPath
-from dpfy.labels.response import PriorResponse, checked_priors, uniform_priors
+from dpfy.labels.release import Declared, LabelRelease, Parts, StrPath
+from dpfy.labels.response import PriorResponse
 from dpfy.ledger import Ledger
 from dpfy.ledger.composite_events import Parallel
+from dpfy.noise import SecureStream
 
 Predictor = Callable[[Any], Any]
-TrainOne = Callable[[Any, torch.Tensor], Predictor]
+TrainOne = Callable[[Any, NoisyLabels], Predictor]
 """A function of features and noisy labels that returns a predictor: features to probabilities."""
 
 
@@ -25,11 +27,11 @@ class Staged:
 
     Args:
         model: What ``train_one`` returned for all records and their noisy labels.
-        labels: The noisy labels of all records.
+        noisy: The noisy labels of all records.
     """
 
     model: Any
-    labels: torch.Tensor
+    noisy: NoisyLabels
 
 
 def multi_stage(
@@ -41,13 +43,13 @@ def multi_stage(
     stages: int,
     ledger: Ledger | StrPath,
     *,
+    rule: str = "information",
     insecure_test_key: int | bytes | None = None,
 ) -> Staged:
     """Train in stages on labels that are answered once each; later stages ask among likely classes.
 
-    Record i is in stage i mod ``stages``. The first stage answers among all classes, each later one
-    among those that a model of the earlier stages finds likely; the last model is trained on all
-    answers. ``stages=1`` is randomized response and one training (LP-1ST).
+    Record i is in stage i mod ``stages``. The first stage answers by randomized response, each later
+    one with a model of the earlier stages as the prior; the last model is trained on all answers. ``stages=1`` is randomized response and one training (LP-1ST).
 
     *Formal guarantee*: ε-differentially private for replacing one label, models included.
 
@@ -55,14 +57,16 @@ def multi_stage(
     arguments and public data, and that features, their order and number are public.
 
     Args:
-        train_one: A function of features and noisy labels that returns a predictor. Called with
-            features, the predictor returns the probabilities of all classes for each record.
+        train_one: A function of features and :class:`NoisyLabels` that returns a predictor. Called
+            with features, the predictor returns the probabilities of all classes for each record.
+            :func:`likelihood_loss` is a loss that knows the noise.
         x: The public features: a tensor or an array, one row for each record.
         y: The private labels, as class numbers from 0; what is no class counts as class 0.
         classes: The declared number of classes, at least 2.
         epsilon: The ε of the release, above 0.
         stages: The number of stages, at least 1.
         ledger: The path of a ledger, or an open one; the noisy labels are saved beside it.
+        rule: How likely classes are chosen; see :class:`PriorResponse`.
         insecure_test_key: A key that makes the draw reproducible, and the labels not private.
 
     Returns:
@@ -77,18 +81,26 @@ def multi_stage(
     Reference: Ghazi, Golowich, Kumar, Manurangsi & Zhang 2021 (LP-MST);
     ``docs/proofs/labels.md``, Proposition 2.
 
-    >>> def train_one(x, y):  # a model that knows how often classes are
-    ...     shares = (torch.bincount(y, minlength=2) + 1.0) / (len(y) + 2.0)
+    >>> def train_one(x, noisy):  # a model that knows how often classes are
+    ...     shares = (torch.bincount(noisy.labels, minlength=2) + 1.0) / (len(x) + 2.0)
     ...     return lambda x: shares.expand(len(x), 2)
     >>> with Ledger.in_memory() as ledger:
     ...     found = multi_stage(train_one, torch.zeros(8, 1), [1] * 8, 2, 20.0, 2, ledger)
     >>> found.model(torch.zeros(1, 1)).argmax().item()
     1
     """
-    labels = staged_labels(
-        train_one, x, y, classes, epsilon, stages, ledger, insecure_test_key=insecure_test_key
+    noisy = staged_labels(
+        train_one,
+        x,
+        y,
+        classes,
+        epsilon,
+        stages,
+        ledger,
+        rule=rule,
+        insecure_test_key=insecure_test_key,
     )
-    return Staged(train_one(x, labels), labels)
+    return Staged(train_one(x, noisy), noisy)
 
 
 def staged_labels(
@@ -100,8 +112,9 @@ def staged_labels(
     stages: int,
     ledger: Ledger | StrPath,
     *,
+    rule: str = "information",
     insecure_test_key: int | bytes | None = None,
-) -> torch.Tensor:
+) -> NoisyLabels:
     """Return the noisy labels of :func:`multi_stage`, for a last training of one's own.
 
     *Formal guarantee*: that of :func:`multi_stage`.
@@ -114,6 +127,7 @@ def staged_labels(
         epsilon: The ε of the release, above 0.
         stages: The number of stages, at least 1.
         ledger: The path of a ledger, or an open one.
+        rule: How likely classes are chosen; see :class:`PriorResponse`.
         insecure_test_key: A key that makes the draw reproducible, and the labels not private.
 
     Returns:
@@ -129,18 +143,20 @@ def staged_labels(
         raise InvalidArgument(
             f"Expected features and labels of the same records, got {len(x)} and {records}."
         )
-    response = PriorResponse(classes, epsilon)
+    response = PriorResponse(classes, epsilon, rule)
     event = Parallel((response.event,) * _validate.count("stages", stages), moves=False)
-    declared = Declared("multi_stage", classes, epsilon, records, event, {"stages": stages})
-    labels = torch.zeros(records, dtype=torch.int64)
+    parameters = {"stages": stages, "rule": rule}
+    declared = Declared("multi_stage", classes, epsilon, records, event, parameters)
+    noisy = NoisyLabels(torch.zeros(records, dtype=torch.int64), torch.ones(records, classes))
     with LabelRelease(declared, ledger, insecure_test_key) as release:
         for stage in range(stages):
             here, before = _places(records, stages, stage)
-            priors: Any = uniform_priors(len(here), classes)
+            priors = None
             if stage and not release.drawn(stage):
-                priors = train_one(x[before], labels[before])(x[here])
-            labels[here] = _stage(release, stage, response, y, here, priors)
-    return labels
+                priors = train_one(x[before], noisy[before])(x[here])
+            found = _stage(release, stage, response, y, here, priors)
+            noisy.labels[here], noisy.likelihood[here] = found.labels, found.likelihood
+    return noisy
 
 
 def _stage(
@@ -150,17 +166,17 @@ def _stage(
     y: Labels,
     here: torch.Tensor,
     priors: Any,
-) -> torch.Tensor:
+) -> NoisyLabels:
     """Return the noisy labels of one stage, drawn if this is the first time."""
-    checked = checked_priors(priors, len(here), response.classes)  # before anything is spent on it
-    return release.once(
-        stage,
-        lambda stream: {
-            "labels": response.release(
-                class_numbers(y, response.classes, here.tolist()), checked, stream
-            )
-        },
-    )["labels"]
+    if priors is not None:
+        priors = checked_priors(priors, len(here), response.classes)  # before anything is spent
+
+    def draw(stream: SecureStream) -> Parts:
+        numbers = class_numbers(y, response.classes, here.tolist())
+        drawn = response.release(numbers, priors, stream)
+        return {"labels": drawn.labels, "likelihood": drawn.likelihood}
+
+    return NoisyLabels(**release.once(stage, draw))
 
 
 def _places(records: int, stages: int, stage: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,23 +44,28 @@ _OPTIMIZERS = ("sgd", "adam")
 _EPOCHS, _BATCH_SIZE, _RATES, _MOMENTUM = 5.0, 128, {"sgd": 0.05, "adam": 1e-3}, 0.9
 
 
-def _staged(stages: float = 2) -> dict[str, int]:
+def _staged(stages: float = 2) -> dict[str, Any]:
     return {"stages": _whole("stages", stages)}
 
 
-def _clustered(clusters: float = 100) -> dict[str, int]:
+def _staged_truth(stages: float = 2) -> dict[str, Any]:
+    return {**_staged(stages), "rule": "truth"}
+
+
+def _clustered(clusters: float = 100) -> dict[str, Any]:
     return {"clusters": _whole("clusters", clusters)}
 
 
-_METHODS: dict[str, Callable[..., dict[str, int]]] = {
+_METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     "rr": lambda: {},
     "lp-mst": _staged,
+    "lp-mst-truth": _staged_truth,
     "alibi": lambda: {},
     "cluster": _clustered,
 }
 
 
-def named_label_method(text: str) -> tuple[str, dict[str, int]]:
+def named_label_method(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name of a method that protects labels, and the options that follow it.
 
     Args:

@@ -18,7 +18,14 @@ from torch.utils.data import TensorDataset
 
 from dpfy.accounting import account
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
-from dpfy.labels import Alibi, NoisyOneHot, by_clusters, randomized_response, staged_labels
+from dpfy.labels import (
+    Alibi,
+    NoisyLabels,
+    by_clusters,
+    likelihood_loss,
+    randomized_response,
+    staged_labels,
+)
 from dpfy.ledger import Ledger
 from dpfy.reporting import RunFacts, report
 from dpfy.run.ranks import Ranks
@@ -41,8 +48,9 @@ from dpfy.trainer.signals import StopSignals
 from dpfy.trainer.trainer import LEDGER, MODEL, Trainer, TrainingResult, new_name, tell
 from dpfy.types import Interval, Unit
 
-Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From places of records, and a model's scores of them, to labels, hard or soft."""
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From places of records, and a model's scores of them, to a loss, by what was released of their
+labels."""
 
 _PART = 1000  # records at a time that a model scores
 
@@ -160,11 +168,11 @@ class LabelTrainer(Trainer):
         callbacks = self._callbacks()
         with StopSignals(announce=True) as stop:
             with Ledger.open(self.folder / LEDGER, anchor=self.config.anchor) as ledger:
-                targets = self._released(ledger, stop)
+                loss = self._released(ledger, stop)
             spent = account(Ledger.read(self.folder / LEDGER, self.config.anchor)).epsilon(
                 self._delta
             )
-            early = self._train_last(targets, spent.upper, callbacks, stop)
+            early = self._train_last(loss, spent.upper, callbacks, stop)
         self._write(spent)
         return TrainingResult(
             self.folder,
@@ -181,35 +189,35 @@ class LabelTrainer(Trainer):
         delta = self.config.delta
         return float(delta) if isinstance(delta, float) else min(0.5, len(self._x) ** -1.1)
 
-    def _released(self, ledger: Ledger, stop: StopSignals) -> Targets:
-        """Return the targets of training, from noisy labels that are drawn once."""
+    def _released(self, ledger: Ledger, stop: StopSignals) -> Loss:
+        """Return the loss of training, from noisy labels that are drawn once."""
         name, options = named_label_method(self.config.label_method)
         x, y, classes, epsilon = self._x, self._y, self._classes, self.config.epsilon
         match name:
-            case "alibi":
-                return _expected(Alibi(classes, epsilon).release(y, ledger))
+            case "rr":
+                labels = randomized_response(y, classes, epsilon, ledger)
+                return _likely(NoisyLabels.of_response(labels, classes, epsilon).likelihood)
+            case "alibi":  # a posterior without a prior is the likelihood, up to a factor
+                return _likely(Alibi(classes, epsilon).release(y, ledger).posterior())
             case "cluster":
-                return _fixed(by_clusters(x, y, classes, epsilon, ledger, **options).posterior())
-            case "lp-mst":
+                return _soft(by_clusters(x, y, classes, epsilon, ledger, **options).posterior())
 
-                def train_one(x: torch.Tensor, labels: torch.Tensor) -> Callable[..., Any]:
-                    for _ in self._steps_on(x, _fixed(labels)):
-                        self._heed(stop)
-                    return _predictor(self._evaluated_model())
+        def train_one(x: torch.Tensor, noisy: NoisyLabels) -> Callable[..., Any]:
+            for _ in self._steps_on(x, _likely(noisy.likelihood)):
+                self._heed(stop)
+            return _predictor(self._evaluated_model())
 
-                return _fixed(
-                    staged_labels(train_one, x, y, classes, epsilon, ledger=ledger, **options)
-                )
-        return _fixed(randomized_response(y, classes, epsilon, ledger))
+        noisy = staged_labels(train_one, x, y, classes, epsilon, ledger=ledger, **options)
+        return _likely(noisy.likelihood)
 
     def _train_last(
-        self, targets: Targets, epsilon: float, callbacks: tuple[Callback, ...], stop: StopSignals
+        self, loss: Loss, epsilon: float, callbacks: tuple[Callback, ...], stop: StopSignals
     ) -> bool:
         """Train on all noisy labels; return whether the public data stopped it early."""
         steps, per_epoch = self._number_of_steps(len(self._x))
         tell(callbacks, "on_start", steps, 0)
         try:
-            for step, rate in self._steps_on(self._x, targets):
+            for step, rate in self._steps_on(self._x, loss):
                 tell(callbacks, "on_step", Step(step, steps, rate, epsilon))
                 evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or step == steps
                 if evaluates and self.data.test is not None:
@@ -224,7 +232,7 @@ class LabelTrainer(Trainer):
             tell(callbacks, "on_end")
         return False
 
-    def _steps_on(self, x: torch.Tensor, targets: Targets) -> Iterator[tuple[int, float]]:
+    def _steps_on(self, x: torch.Tensor, loss: Loss) -> Iterator[tuple[int, float]]:
         """Train from the initial weights, and yield each step and its learning rate."""
         torch.manual_seed(self.config.seed)
         self.model.load_state_dict(self._untrained)
@@ -235,10 +243,8 @@ class LabelTrainer(Trainer):
         self.average = make_average(self.config, self.model, max(1, steps))
         for step, places in enumerate(self._batches(len(x), steps), start=1):
             (batch,) = on_device_of(self.model, x[places])
-            scores = self.model(batch)
-            (wanted,) = on_device_of(self.model, targets(places, scores.detach().cpu()))
             optimizer.zero_grad()
-            F.cross_entropy(scores, wanted).backward()  # type: ignore[no-untyped-call]
+            loss(places, self.model(batch)).backward()  # type: ignore[no-untyped-call]
             rate = optimizer.param_groups[0]["lr"]
             optimizer.step()
             scheduler.step()
@@ -297,19 +303,14 @@ class LabelTrainer(Trainer):
         report(ledger, self._delta, facts).write(self.folder)
 
 
-def _fixed(targets: torch.Tensor) -> Targets:
-    """Return targets that stay as they are."""
-    return lambda places, scores: targets[places]
+def _likely(likelihood: torch.Tensor) -> Loss:
+    """Return the loss that knows how likely each class makes a noisy label."""
+    return lambda places, scores: likelihood_loss(scores, likelihood[places].to(scores.device))
 
 
-def _expected(noisy: NoisyOneHot) -> Targets:
-    """Return what noisy vectors tell of the labels, where the model's own prediction is the prior.
-
-    The gradient of cross entropy is then that of the likelihood of the noisy vectors.
-    """
-    return lambda places, scores: NoisyOneHot(noisy.values[places], noisy.scale).posterior(
-        scores.double().softmax(1).clamp(min=1e-300)
-    )
+def _soft(targets: torch.Tensor) -> Loss:
+    """Return cross entropy with soft labels."""
+    return lambda places, scores: F.cross_entropy(scores, targets[places].to(scores.device))
 
 
 def _predictor(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
