@@ -18,5 +18,6 @@ __getattr__, __all__ = exports(
         "release": ("LabelRelease",),
         "response": ("PriorResponse", "randomized_response"),
         "stages": ("Staged", "multi_stage", "staged_labels"),
+        "teachers": ("label_teacher",),
     },
 )

@@ -95,8 +95,8 @@ class PriorResponse:
     * ``"truth"``: an answer is one of the likely classes, and a label that is not among them is
       answered by any of them. As many classes are likely as make a true answer likeliest.
 
-    With ``"truth"``, a prior that is fairly sure of one class leaves nothing else to answer. Such an
-    answer is mostly right, and tells nothing that the prior did not.
+    With ``"truth"``, a prior that is fairly sure of one class leaves nothing else to answer. Such
+    an answer is mostly right, and tells nothing that the prior did not.
 
     *Formal guarantee*: ε-differentially private for replacing one label, whatever the priors are.
     The odds are exact.

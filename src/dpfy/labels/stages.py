@@ -48,8 +48,9 @@ def multi_stage(
 ) -> Staged:
     """Train in stages on labels that are answered once each; later stages ask among likely classes.
 
-    Record i is in stage i mod ``stages``. The first stage answers by randomized response, each later
-    one with a model of the earlier stages as the prior; the last model is trained on all answers. ``stages=1`` is randomized response and one training (LP-1ST).
+    Record i is in stage i mod ``stages``. The first stage answers by randomized response, each
+    later one with a model of the earlier stages as the prior; the last model is trained on all
+    answers. ``stages=1`` is randomized response and one training (LP-1ST).
 
     *Formal guarantee*: ε-differentially private for replacing one label, models included.
 

@@ -258,9 +258,10 @@ class TrainConfig:
         "labels alone, where features are public and training on noisy labels is ordinary.",
     )
     label_method: str = option(
-        "rr",
+        "lp-mst:2",
         "How labels are protected: rr (randomized response), lp-mst:STAGES (randomized response "
-        "among the classes that a model of earlier stages finds likely), alibi (Laplace noise) or "
+        "that asks what tells most beyond a model of earlier stages), lp-mst-truth:STAGES (the "
+        "same, with answers that are likeliest to be true), alibi (Laplace noise) or "
         "cluster:CLUSTERS (noisy counts in clusters of features).",
         needs='protect = "labels"',
     )
