@@ -86,14 +86,16 @@ def randomized_response(
 
 @dataclass(frozen=True)
 class PriorResponse:
-    """Randomized response over the classes that are likely for a record, by a public prior.
+    """Randomized response over cells of classes, which a public prior of each record decides.
 
-    The prior of a record decides which of its classes are likely, by a rule:
+    The classes of a record are divided into cells, an answer is a cell, and of a cell with several
+    classes one is drawn then. The rule says which cells:
 
-    * ``"information"``: an answer is one of the likely classes, or all others together, of which
-      one is drawn then. As many classes are likely as make the answer tell most about the label.
-    * ``"truth"``: an answer is one of the likely classes, and a label that is not among them is
-      answered by any of them. As many classes are likely as make a true answer likeliest.
+    * ``"information"``: cells of about equal probability, as many as make the answer tell most
+      about the label. Without a prior, public chance says which classes share a cell.
+    * ``"truth"``: the k likeliest classes, each alone, with the k that makes a true answer
+      likeliest; a label that is not among them is answered by any of them. Without a prior this is
+      :func:`randomized_response`.
 
     With ``"truth"``, a prior that is fairly sure of one class leaves nothing else to answer. Such
     an answer is mostly right, and tells nothing that the prior did not.
@@ -107,7 +109,7 @@ class PriorResponse:
     Args:
         classes: The declared number of classes, at least 2.
         epsilon: The ε of the release, above 0.
-        rule: How likely classes are chosen: ``"information"`` or ``"truth"``.
+        rule: How cells are chosen: ``"information"`` or ``"truth"``.
 
     Raises:
         InvalidArgument: If an argument is out of its range.
@@ -136,29 +138,25 @@ class PriorResponse:
 
     @cached_property
     def truths(self) -> tuple[Fraction, ...]:
-        """The exact probability of a true answer among k possible ones, for k from 1 on."""
+        """The exact probability of a true answer among k cells, for k from 1 on."""
         several = [
             Fraction(RandomizedResponse.with_epsilon(self.epsilon, k).truth)
             for k in range(2, self.classes + 1)
         ]
         return (Fraction(1), *several)
 
-    def likely(self, priors: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Tell which classes are likely for each record, so that they are answers of their own.
+    def cells(self, priors: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the cell of each class, for each record.
 
         Args:
             priors: The priors, a row for each record; a row need not add up to 1.
 
         Returns:
-            Whether each class of each record is; of equal ones, those with the smaller numbers are
-            taken first.
+            The number of the cell, from 0; −1 for a class that is in none.
         """
-        order = np.argsort(-priors, axis=1, kind="stable")
-        best = np.take_along_axis(priors / priors.sum(1, keepdims=True), order, 1)
+        shares = priors / priors.sum(1, keepdims=True)
         truths = np.array([float(truth) for truth in self.truths])
-        score = _right(best, truths) if self.rule == "truth" else _information(best, truths)
-        ranks = np.argsort(order, axis=1)
-        return np.asarray(ranks <= score.argmax(1)[:, None])
+        return (_truest if self.rule == "truth" else _most_telling)(shares, truths)
 
     def release(
         self,
@@ -170,8 +168,8 @@ class PriorResponse:
 
         Args:
             values: The labels, below ``classes``.
-            priors: A prior of the classes for each label, public or released. Without priors, all
-                classes are likely: randomized response.
+            priors: A prior of the classes for each label, public or released; by default one that
+                knows nothing.
             stream: The source of the coins.
 
         Returns:
@@ -181,64 +179,82 @@ class PriorResponse:
             InvalidArgument: If the priors do not have a number for each class and label, or if one
                 is negative or not finite.
         """
-        likely = np.ones((len(values), self.classes), bool)
-        if priors is not None:
-            likely = self.likely(checked_priors(priors, len(values), self.classes))
+        flat = np.ones((len(values), self.classes))
+        cells = self.cells(
+            flat if priors is None else checked_priors(priors, len(values), self.classes)
+        )
         answers = np.array(
             [
                 self._answer(int(value), row, stream)
-                for value, row in zip(values, likely.tolist(), strict=True)
+                for value, row in zip(values, cells.tolist(), strict=True)
             ],
             dtype=np.int64,
         )
-        likelihood = torch.from_numpy(self._likelihood(answers, likely)).float()
+        likelihood = torch.from_numpy(self._likelihood(answers, cells)).float()
         return NoisyLabels(torch.from_numpy(answers), likelihood)
 
-    def _answer(self, value: int, likely: list[bool], stream: SecureStream) -> int:
-        cells = [[each] for each in range(self.classes) if likely[each]]
-        if self.rule == "information" and not all(likely):
-            cells.append([each for each in range(self.classes) if not likely[each]])
-        place = next((at for at, cell in enumerate(cells) if value in cell), None)
-        if place is None:
-            place = below(len(cells), stream)
-        elif not coin(self.truths[len(cells) - 1], stream):
-            place = (place + 1 + below(len(cells) - 1, stream)) % len(cells)
-        return cells[place][below(len(cells[place]), stream)]
+    def _answer(self, value: int, cells: list[int], stream: SecureStream) -> int:
+        number, cell = max(cells) + 1, cells[value]
+        if cell < 0:
+            cell = below(number, stream)
+        elif not coin(self.truths[number - 1], stream):
+            cell = (cell + 1 + below(number - 1, stream)) % number
+        members = [each for each in range(self.classes) if cells[each] == cell]
+        return members[below(len(members), stream)]
 
     def _likelihood(
-        self, answers: NDArray[np.int64], likely: NDArray[np.bool_]
+        self, answers: NDArray[np.int64], cells: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         """Return the probability of each answer for every class that the label could be."""
-        records = np.arange(len(answers))
-        cells = np.where(likely, np.arange(self.classes), self.classes)  # the others are one cell
-        others = (self.rule == "information") & ~likely.all(1)
-        number = likely.sum(1) + others
+        number = cells.max(1, initial=0) + 1
         truth = np.array([float(truth) for truth in self.truths])[number - 1]
         wrong = (1 - truth) / np.maximum(number - 1, 1)
-        same = cells == cells[records, answers][:, None]
+        same = cells == cells[np.arange(len(answers)), answers][:, None]
         found = np.where(same, truth[:, None], wrong[:, None])
-        if self.rule == "truth":
-            return np.where(likely, found, 1 / number[:, None])
-        size = np.where(likely[records, answers], 1, self.classes - likely.sum(1))
-        return np.asarray(found / size[:, None])
+        found = np.where(cells < 0, 1 / number[:, None], found)
+        return np.asarray(found / same.sum(1)[:, None])
 
 
-def _right(best: NDArray[np.float64], truths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability of a true answer among the k best classes, for each k from 1 on."""
-    return np.asarray(truths * best.cumsum(1))
+def _truest(shares: NDArray[np.float64], truths: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Give the k likeliest classes a cell each, with the k that makes a true answer likeliest."""
+    order = np.argsort(-shares, axis=1, kind="stable")
+    right = truths * np.take_along_axis(shares, order, 1).cumsum(1)
+    ranks = np.argsort(order, axis=1)
+    return np.where(ranks <= right.argmax(1)[:, None], ranks, -1)
 
 
-def _information(best: NDArray[np.float64], truths: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what an answer tells of the label where the k best classes are likely, for each k.
+def _most_telling(shares: NDArray[np.float64], truths: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Divide classes into as many cells as make an answer tell most about the label.
 
     That is the mutual information of both under the prior: the entropy of the answer, less that of
-    the coins. With one class in the rest, all classes are answers of their own.
+    the coins. Chance, which is public, decides between classes that are equally likely.
     """
-    told = []
-    for k in range(1, len(truths)):
-        truth = truths[k]  # of k classes and the rest
-        wrong = (1 - truth) / k
-        cells = np.concatenate([best[:, :k], best[:, k:].sum(1, keepdims=True)], 1)
-        coins = entr(truth) + k * entr(wrong)
-        told.append(entr(wrong + cells * (truth - wrong)).sum(1) - coins)
-    return np.stack(told, 1)
+    chance = np.random.default_rng(0).random(shares.shape)
+    order = np.lexsort((chance, -shares))
+    best = np.take_along_axis(shares, order, 1)
+    found = np.zeros(shares.shape, np.int64)
+    most = np.full(len(shares), -np.inf)
+    for number in range(2, len(truths) + 1):
+        placed, mass = _balanced(best, number)
+        truth = truths[number - 1]
+        wrong = (1 - truth) / (number - 1)
+        coins = entr(truth) + (number - 1) * entr(wrong)
+        told = entr(wrong + mass * (truth - wrong)).sum(1) - coins
+        better = told > most
+        found[better], most[better] = placed[better], told[better]
+    cells = np.empty_like(found)
+    np.put_along_axis(cells, order, found, 1)
+    return cells
+
+
+def _balanced(
+    best: NDArray[np.float64], number: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Put classes, likeliest first, into the lightest of some cells; return cells and masses."""
+    records = np.arange(len(best))
+    placed, mass = np.zeros(best.shape, np.int64), np.zeros((len(best), number))
+    for rank in range(best.shape[1]):
+        cell = mass.argmin(1) if rank >= number else np.full(len(best), rank)
+        mass[records, cell] += best[:, rank]
+        placed[:, rank] = cell
+    return placed, mass

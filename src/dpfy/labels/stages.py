@@ -46,11 +46,11 @@ def multi_stage(
     rule: str = "information",
     insecure_test_key: int | bytes | None = None,
 ) -> Staged:
-    """Train in stages on labels that are answered once each; later stages ask among likely classes.
+    """Train in stages on labels that are answered once each, with earlier models as priors.
 
-    Record i is in stage i mod ``stages``. The first stage answers by randomized response, each
-    later one with a model of the earlier stages as the prior; the last model is trained on all
-    answers. ``stages=1`` is randomized response and one training (LP-1ST).
+    Record i is in stage i mod ``stages``. The first stage answers without a prior, each later one
+    with a model of the earlier stages as the prior; the last model is trained on all answers. With
+    ``rule="truth"``, ``stages=1`` is randomized response and one training (LP-1ST).
 
     *Formal guarantee*: ε-differentially private for replacing one label, models included.
 
@@ -67,7 +67,7 @@ def multi_stage(
         epsilon: The ε of the release, above 0.
         stages: The number of stages, at least 1.
         ledger: The path of a ledger, or an open one; the noisy labels are saved beside it.
-        rule: How likely classes are chosen; see :class:`PriorResponse`.
+        rule: How answers are chosen; see :class:`PriorResponse`.
         insecure_test_key: A key that makes the draw reproducible, and the labels not private.
 
     Returns:
@@ -128,7 +128,7 @@ def staged_labels(
         epsilon: The ε of the release, above 0.
         stages: The number of stages, at least 1.
         ledger: The path of a ledger, or an open one.
-        rule: How likely classes are chosen; see :class:`PriorResponse`.
+        rule: How answers are chosen; see :class:`PriorResponse`.
         insecure_test_key: A key that makes the draw reproducible, and the labels not private.
 
     Returns:
