@@ -260,8 +260,8 @@ class TrainConfig:
     label_method: str = option(
         "lp-mst:2",
         "How labels are protected: rr (randomized response), lp-mst:STAGES (randomized response "
-        "that asks what tells most beyond a model of earlier stages), lp-mst-truth:STAGES (the "
-        "same, with answers that are likeliest to be true), alibi (Laplace noise) or "
+        "whose answers tell most beyond a model of earlier stages), lp-mst-truth:STAGES (the same, "
+        "with answers that are likeliest to be true), alibi (Laplace noise) or "
         "cluster:CLUSTERS (noisy counts in clusters of features).",
         needs='protect = "labels"',
     )
