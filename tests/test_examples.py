@@ -44,6 +44,7 @@ SAYS = {
     "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",
     "line_search": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",
     "own_dataset": r"23 steps, epsilon (2\.99\d|3\.000) ",
+    "label_dp": r"labels alone, epsilon (2\.99\d|3\.000) ",
     "user_level": r"23 steps, epsilon (2\.99\d|3\.000) .*\n.* would protect a writer at epsilon "
     r"1[01]\.\d\n",
 }

@@ -13,10 +13,14 @@ from dpfy.errors import InvalidArgument
 
 
 class Unit(StrEnum):
-    """The unit of privacy: one record, or everything that one user contributed."""
+    """The unit of privacy: one record, all that one user contributed, or the label of one record.
+
+    Where labels are the unit, features and the number of records are public.
+    """
 
     RECORD = "record"
     USER = "user"
+    LABEL = "label"
 
 
 class Relation(StrEnum):

@@ -23,6 +23,7 @@ from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
     ExponentialChoice,
+    LabelAnswer,
     ListedChoice,
     NoisyMax,
     RandomizedAnswer,
@@ -47,6 +48,10 @@ def answer(bound, noise):
     return RandomizedAnswer(odds / (1 + odds) if noise else 1.0)
 
 
+def label(bound, noise):
+    return LabelAnswer(min(bound / noise, 30.0))
+
+
 def minimum(bound, noise):
     output = 50 * noise / bound if bound else 1.0
     return ObjectivePerturbation(bound, bound**2 / 4, 8 * bound**2 or 1.0, noise, output)
@@ -56,6 +61,7 @@ QUERIES = {
     ObjectivePerturbation: minimum,
     AboveThreshold: lambda bound, noise: AboveThreshold(bound, 2 * noise, 4 * noise),
     RandomizedAnswer: answer,
+    LabelAnswer: label,
 }
 
 
@@ -68,6 +74,7 @@ QUERIES = {
         if query is SumQuery
         or (policy is Poisson and (query is LaplaceSum or relation != "zero_out"))
         or (policy is FixedSize and query is NoisyMax)
+        if query is not LabelAnswer  # which cannot be declared without noise
     ],
 )  # the other pairs are made of these
 def test_rule(method, policy, query, relation):

@@ -24,7 +24,7 @@ from dpfy.ledger.events import (
     TruncatedPoisson,
 )
 from dpfy.ledger.individual import FilteredPoisson
-from dpfy.ledger.one_shot import AboveThreshold, RandomizedAnswer
+from dpfy.ledger.one_shot import AboveThreshold, LabelAnswer, RandomizedAnswer
 from dpfy.ledger.perturbation import ObjectivePerturbation
 from dpfy.types import Relation
 
@@ -45,6 +45,7 @@ POLICIES = {
 ANSWERS = {
     AboveThreshold: AboveThreshold(1.0, 4.0, 4.0),
     RandomizedAnswer: RandomizedAnswer(0.6),
+    LabelAnswer: LabelAnswer(0.5),
     ObjectivePerturbation: ObjectivePerturbation(1.0, 0.25, 8.0, 2.0, 100.0),
 }
 QUERIES = {noise: ANSWERS.get(query) or query(1.0, 2.0) for query, noise in NOISES.items()}

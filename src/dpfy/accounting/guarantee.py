@@ -369,6 +369,12 @@ def account(
         else Relation(_validate.choice("relation", relation, tuple(Relation)))
     )
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
+    if Unit.LABEL in (facts.unit, unit) and (unit, relation) != (Unit.LABEL, Relation.REPLACE_ONE):
+        raise UnsupportedEvent(
+            f"Expected unit='label' with relation='replace_one', got {unit.value!r} with "
+            f"{relation.value!r}: where labels alone are protected, nothing is known of records "
+            "that are absent or differ in features."
+        )
     accuracy = _validate.real("accuracy", accuracy, 1e-7, 0.1)
     if facts.filter is not None:
         from dpfy.accounting.filtered import filter_guarantee  # it builds on this module

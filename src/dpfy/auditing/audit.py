@@ -38,6 +38,7 @@ from dpfy.reporting.basis import grounds
 from dpfy.reporting.record import LedgerRecord
 from dpfy.run.privatize import as_optimizers, privatize
 from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.label_settings import require_records
 from dpfy.trainer.trainer import Trainer
 from dpfy.types import Relation
 
@@ -276,6 +277,7 @@ def audit_settings(
     Returns:
         The audit.
     """
+    require_records(settings.protect, "an audit")
     trainer = Trainer(settings)
     _check_settings(trainer, _validate.choice("kind", kind, ("gradient", *KINDS)))
 

@@ -21,6 +21,8 @@ _RELATIONS = {
     "zero_out": "setting one {unit} to zero",
 }
 
+_SCOPES = {"label": " Labels alone are protected, and features are not."}
+
 
 def print_json(values: dict[str, Any]) -> None:
     """Print one strict JSON object; infinity becomes the string "inf", which float() reads."""
@@ -103,7 +105,7 @@ def sentence(values: dict[str, Any]) -> str:
     )
     return (
         f"{steps}: ({round_up(values['epsilon']):.4f}, {values['delta']:g})-differential privacy "
-        f"for {relation}, by {how}{low}."
+        f"for {relation}, by {how}{low}.{_SCOPES.get(values['unit'], '')}"
     )
 
 

@@ -88,6 +88,7 @@ def _describe(values: dict[str, Any]) -> None:
     typer.echo(
         f"{values['steps']:,} steps: epsilon {round_up(values['epsilon']):.4f} at delta = "
         f"{values['delta']:g}, for {values['relation']} of one {values['unit']}."
+        + (" Labels alone are protected, and features are not." * (values["unit"] == "label"))
     )
     typer.echo(
         f"Gaussian DP: mu = {round_up(values['mu']):.4f}, wherever delta is above "

@@ -59,6 +59,8 @@ def train(
 
     dpfy train --data mnist --data-dir ~/data --epsilon 1 --epochs 20
 
+    dpfy train --protect labels --label-method lp-mst:2 --epsilon 1
+
     dpfy train --config dpfy.toml --name second-try
 
     dpfy train --resume runs/digits-20260101-120000
@@ -139,13 +141,18 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
 
     early = (
         " (stopped early on public data: the claim is the whole plan's)"
-        if result.stopped_early
+        if result.stopped_early and result.unit != "label"
         else ""
     )
     if result.evaluations:
         last = result.evaluations[-1]
         shown = str(last).removeprefix(last.metric).strip()
         console.print(f"{escape(last.metric)} on public data: [bold]{shown}[/bold]")
+    kind, scope = (
+        ("label differential privacy", ": features are not protected")
+        if result.unit == "label"
+        else ("differential privacy", "")
+    )
     for name, claim in result.groups.items():
         console.print(
             f"[bold]({round_up(claim):.4f}, {result.delta:g})-differential privacy[/bold] for "
@@ -153,8 +160,8 @@ def _conclude(result: "TrainingResult", console: Console) -> None:
         )
     weakest = f", the weakest of {len(result.groups)} groups, for all" if result.groups else ""
     console.print(
-        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-differential privacy[/bold]"
-        f"{weakest}{early}"
+        f"[bold]({round_up(result.claim):.4f}, {result.delta:g})-{kind}[/bold]"
+        f"{scope}{weakest}{early}"
     )
     folder = escape(str(result.folder))
     console.print(

@@ -181,6 +181,32 @@ class RandomizedAnswer(Bounded, tag="randomized_response"):
 
 
 @dataclass(frozen=True)
+class LabelAnswer(Bounded, tag="label_answer"):
+    """Answers about one value of each record, such as its label, each of them ε-private.
+
+    The set of likely answers may differ from record to record. One record can change its own value
+    to any other, and has no part in the other answers.
+
+    Args:
+        epsilon: the largest log-ratio of the probabilities of an answer for two values.
+        name: what is asked.
+    """
+
+    epsilon: float
+    name: str = "label"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "epsilon", _validate.real("epsilon", self.epsilon, 0, math.inf, open_high=True)
+        )
+
+    @property
+    def largest_loss(self) -> float:
+        """The declared ε."""
+        return self.epsilon
+
+
+@dataclass(frozen=True)
 class DiscreteGaussianSum(RecordedQuery, tag="discrete_gaussian"):
     """Integers with discrete Gaussian noise.
 

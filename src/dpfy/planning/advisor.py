@@ -219,7 +219,7 @@ def _approach(sees: str, labels_only: str) -> tuple[str, str, bool]:
             )
         case _, "yes":
             return (
-                "label privacy: randomised response on labels, then ordinary training",
+                "label privacy: noisy labels (dpfy train --protect labels), then ordinary training",
                 "Public features need no noise; only labels are randomised, once.",
                 False,
             )

@@ -42,6 +42,11 @@ def check_plan(plan: "Plan") -> None:
     if plan.records is not None:
         _validate.count("records", plan.records)
     _validate.choice("unit", plan.unit, tuple(Unit))
+    if plan.unit is Unit.LABEL:
+        raise InvalidArgument(
+            "Expected unit='record' or 'user' in a plan of private steps, got 'label': labels "
+            "alone are protected before training, by dpfy.labels."
+        )
     _validate.choice("relation", plan.relation, tuple(Relation))
     if reason := REASONS.get((type(plan.sampling), plan.relation)):
         raise InvalidArgument(

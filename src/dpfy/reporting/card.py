@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dpfy.reporting import label_words
 from dpfy.reporting.basis import strict_line
 from dpfy.reporting.groups import listed
 from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 from dpfy.reporting.verdict import TIERS_MEAN, delta_caution
+from dpfy.types import Unit
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
@@ -43,7 +45,8 @@ def headline(report: "Report") -> str:
         return "NOT PRIVATE"
     costs = report.costs
     epsilon = listed(costs.groups) if costs.groups else epsilon_text(interval.upper)
-    claim = f"ε = {epsilon} at δ = {delta_text(costs.delta)}"
+    alone = ", for labels alone" if report.record.unit is Unit.LABEL else ""
+    claim = f"ε = {epsilon} at δ = {delta_text(costs.delta)}{alone}"
     return claim if report.record.mode is None else f"{report.record.mode.budget}. {claim}"
 
 
@@ -99,6 +102,8 @@ def _tier(report: "Report") -> KeyFact:
 def _protected(report: "Report") -> KeyFact:
     if not report.verdict.private:
         return KeyFact("Protected from", "nobody")
+    if report.record.unit is Unit.LABEL:
+        return KeyFact("Protected from", label_words.PROTECTED_FROM)
     if report.record.mode is not None:
         return KeyFact("Protected from", report.record.mode.protected_from)
     return KeyFact(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpfy.ledger.basis import Ground, Kind, grounds_in
+from dpfy.reporting import label_words
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -96,7 +97,7 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
         _sampling(record),
         _key(record, costs),
         _registered(record, costs),
-        _arithmetic(costs),
+        _arithmetic(record, costs),
         _isolation(facts, record),
         _rounding(record),
         _constants(record),
@@ -110,13 +111,15 @@ def assumptions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[It
 
 def _sampling(record: LedgerRecord) -> Item:
     names = ", ".join(record.policies) or "none"
-    return Item(
-        "sampling",
-        "The sampling that is accounted is the sampling that ran",
-        f"Sampling: {names}. By construction: the recorded event is named by the sampler that "
+    text = (
+        label_words.SAMPLING
+        if record.unit is Unit.LABEL
+        else f"Sampling: {names}. By construction: the recorded event is named by the sampler that "
         "draws the batch, and no setting pairs one with another's accounting. "
-        f"{_laws(record)}".strip(),
-        status=HOLDS,
+        f"{_laws(record)}".strip()
+    )
+    return Item(
+        "sampling", "The sampling that is accounted is the sampling that ran", text, status=HOLDS
     )
 
 
@@ -187,10 +190,13 @@ def _registered(record: LedgerRecord, costs: Costs) -> Item:
     )
 
 
-def _arithmetic(costs: Costs) -> Item:
+def _arithmetic(record: LedgerRecord, costs: Costs) -> Item:
+    title = "Noise on a computer is as good as real noise"
+    if record.unit is Unit.LABEL:
+        return Item("arithmetic", title, label_words.ARITHMETIC, status=HOLDS)
     return Item(
         "arithmetic",
-        "Noise on a computer is as good as real noise",
+        title,
         "Sums and noise are rounded to one lattice, fixed before the data is seen: its step is a "
         "power of two between 2^-29 and 2^-28 of the noise's standard deviation, or of 1/16 of "
         "the clip bound if that is more. Rounding is exact, and what it adds to the bound is "
@@ -202,7 +208,11 @@ def _arithmetic(costs: Costs) -> Item:
 
 
 def _isolation(facts: RunFacts, record: LedgerRecord) -> Item:
-    title = "A record influences nothing but its own clipped contribution"
+    title = (
+        label_words.ISOLATION
+        if record.unit is Unit.LABEL
+        else "A record influences nothing but its own clipped contribution"
+    )
     if not record.basis:
         return Item(
             "isolation",
@@ -363,6 +373,11 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
             Item("threat_level", "Threat level", "None of B1 to B6 is protected.", "§3.1"),
             Item("table_1", "Row of Table 1", "None applies.", "Table 1"),
         )
+    if record.unit is Unit.LABEL:
+        return (
+            Item("threat_level", "Threat level", label_words.THREAT, "§3.1"),
+            Item("table_1", "Row of Table 1", label_words.TABLE_1, "Table 1"),
+        )
     if record.mode is not None:
         return (
             Item("threat_level", "Threat level", record.mode.threat_level, "§3.1"),
@@ -402,7 +417,13 @@ def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Ite
         if record.search is None
         else "The search on record is covered, and what came before it is not. "
     )
+    labels_alone = (
+        Item("features", "Features are not protected", label_words.FEATURES),
+        Item("label_inference", "Labels guessed from features", label_words.INFERENCE),
+    )
+    hidden = "" if record.unit is Unit.LABEL else "Differential privacy hides who took part. "
     return (
+        *(labels_alone if record.unit is Unit.LABEL else ()),
         Item(
             "timing",
             "Timing and other side channels",
@@ -437,8 +458,8 @@ def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Ite
         Item(
             "population",
             "Facts about the population",
-            "Differential privacy hides who took part. What the model teaches about people in "
-            "general may be used for inferences about anybody, whether in the data or not.",
+            f"{hidden}What the model teaches about people in general may be used for inferences "
+            "about anybody, whether in the data or not.",
         ),
         *(
             (
@@ -466,6 +487,7 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
     ]
     values = {
         "Records": plan.get("records"),
+        "Labels": _labels(plan),
         "Expected batch size": plan.get("divisor"),
         "Sampling rate": _rate(_part(plan, "sampling")),
         "Steps": plan.get("steps"),
@@ -486,6 +508,14 @@ def plan_rows(plan: dict[str, Any] | None) -> tuple[tuple[str, str], ...]:
         else None,
     }
     return tuple((name, plain(value)) for name, value in values.items() if value is not None)
+
+
+def _labels(plan: dict[str, Any]) -> str | None:
+    """Return how labels alone are protected, if that is the plan."""
+    if not {"labels", "classes", "epsilon"} <= set(plan):
+        return None
+    options = "".join(f", {name} {value}" for name, value in _part(plan, "parameters").items())
+    return f"{plan['labels']} of {plan['classes']} classes at ε = {plain(plan['epsilon'])}{options}"
 
 
 def _budgeted(budget: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from dpfy.reporting.attacks import Attacks
 from dpfy.reporting.groups import GroupCost, group_costs
 from dpfy.reporting.numbers import finite
 from dpfy.reporting.record import LedgerRecord
-from dpfy.types import Interval, Relation
+from dpfy.types import Interval, Relation, Unit
 
 METHODS = ("pld", "rdp")
 _POINTS = 10
@@ -337,8 +337,10 @@ def _attacks(guarantee: Guarantee, headline: Claim) -> Attacks | None:
 
 
 def _adjacency(guarantee: Guarantee, delta: float) -> tuple[Adjacency, ...]:
-    """Return what the same steps cost for the other relations, by PLD."""
-    found = []
+    """Return what the same steps cost for the other relations, by PLD; labels know no other."""
+    found: list[Adjacency] = []
+    if guarantee.unit is Unit.LABEL:
+        return ()
     for relation in Relation:
         if relation is guarantee.relation:
             continue

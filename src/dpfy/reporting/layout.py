@@ -22,6 +22,7 @@ from dpfy.reporting.numbers import (
 )
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
 from dpfy.reporting.table import Table
+from dpfy.types import Unit
 
 if TYPE_CHECKING:
     from dpfy.reporting.document import Report
@@ -52,7 +53,7 @@ def tables(report: "Report") -> tuple[Table, ...]:
             report.costs.groups, report.costs.delta, report.record.unit, report.verdict.private
         ),
         _epsilons(report),
-        _other_relations(report),
+        *((_other_relations(report),) if report.costs.adjacency else ()),
         *_attack_tables(report),
         Table(
             "Statement",
@@ -191,9 +192,10 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
     if attacks is None or not report.verdict.private:
         return ()
     unit = f"one {report.record.unit}"
+    question = "has a certain value" if report.record.unit is Unit.LABEL else "took part"
     tests = (
         (
-            f"Most that telling whether {unit} took part gains over blind guessing (advantage)",
+            f"Most that telling whether {unit} {question} gains over blind guessing (advantage)",
             most_text(attacks.advantage),
         ),
         (
@@ -224,7 +226,7 @@ def _attack_tables(report: "Report") -> tuple[Table, ...]:
             "What an attacker's belief can become",
             ("Believed before", "Right at best", "Of those accused, rightly"),
             beliefs,
-            f"The belief that {unit} took part. Right at best: share of right decisions. Accused: "
+            f"The belief that {unit} {question}. Right at best: share of right decisions. Accused: "
             f"at a false positive rate of {share_text(FALSE_ALARM)}.",
         ),
         Table(

@@ -15,6 +15,7 @@ from dpfy.accounting import (
     RenyiFilter,
     ZcdpFilter,
 )
+from dpfy.reporting import label_words
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -43,6 +44,12 @@ _COMPOSITION = (
     "PLD composes the privacy loss distributions of all steps numerically, with discretisation and "
     "truncation rounded against us, and certifies a lower bound as well; RDP adds up Rényi "
     "divergences and is looser."
+)
+
+
+_SETTING = (
+    "Central differential privacy: the trainer sees the raw records, and is trusted to run the "
+    "mechanism as recorded and to release nothing but its output."
 )
 
 
@@ -80,12 +87,20 @@ _RELATIONS = {
 }
 
 
+_WHOSE = {
+    Unit.RECORD: "one record",
+    Unit.USER: "one user's data",
+    Unit.LABEL: label_words.WHOSE,
+}
+
+
 def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
     """Return the guarantee as one sentence that can be quoted alone, or that there is none."""
     if not verdict.private:
         return "NOT PRIVATE. No differential privacy guarantee can be stated for this run."
     assert costs.headline.interval is not None
     name, difference = _RELATIONS[record.relation]
+    kind, scope = "differentially private", ""
     if record.search is not None:
         output = f"The search, whose output is {record.search.output}"
     elif record.mode is not None:
@@ -95,6 +110,8 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
             "The training mechanism, whose output is the whole sequence of released noisy sums and "
             "hence every model computed from them"
         )
+    if record.unit is Unit.LABEL:
+        output, kind, scope = label_words.OUTPUT, label_words.KIND, f" {label_words.SCOPE}"
     neighbours = (
         f"for {name} neighbours: data sets are neighbours if {difference.format(unit=record.unit)}"
     )
@@ -107,13 +124,13 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         )
     return (
         f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, "
-        f"{delta_text(costs.delta)})-differentially private in the central model, {neighbours}."
+        f"{delta_text(costs.delta)})-{kind} in the central model, {neighbours}.{scope}"
     )
 
 
 def plain_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> str:
     """Return what the guarantee means, for people who do not read formulas."""
-    whose = "one user's data" if record.unit is Unit.USER else "one record"
+    whose = _WHOSE[record.unit]
     if not verdict.private:
         return (
             "Nothing in this report protects anybody. Do not release the model on its account; "
@@ -150,8 +167,7 @@ def statement(
         Item(
             "dp_setting",
             "DP setting",
-            "Central differential privacy: the trainer sees the raw records, and is trusted to run "
-            "the mechanism as recorded and to release nothing but its output.",
+            label_words.SETTING if record.unit is Unit.LABEL else _SETTING,
             "1",
         ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
@@ -175,13 +191,18 @@ def statement(
             "3c",
         ),
         Item(
-            "without_amplification", "Without amplification by sampling", _unamplified(costs), "3b"
+            "without_amplification",
+            "Without amplification by sampling",
+            label_words.SAMPLING if record.unit is Unit.LABEL else _unamplified(costs),
+            "3b",
         ),
         Item("verifiability", "Transparency and verifiability", _verifiability(record), "4"),
     )
 
 
 def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
+    if record.unit is Unit.LABEL:
+        return label_words.accesses(facts)
     before = ", each recorded before the records were read"
     reads, others = (
         f"the {record.steps_reserved} steps that this ledger reserved{before}",
@@ -200,6 +221,8 @@ def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
 
 
 def _output(facts: RunFacts, record: LedgerRecord) -> str:
+    if record.unit is Unit.LABEL:
+        return label_words.output(facts)
     output = "the noisy sums of all steps" if record.search is None else record.search.output
     made = ": every iterate, optimizer state, average and the final model"
     if record.search is None and record.mode is not None:
@@ -211,6 +234,8 @@ def _output(facts: RunFacts, record: LedgerRecord) -> str:
 
 
 def _unit(facts: RunFacts, record: LedgerRecord) -> str:
+    if record.unit is Unit.LABEL:
+        return label_words.unit(facts)
     if record.unit is Unit.USER:
         return (
             "User: everything that one user contributed, all rows with the same id, features and "

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpfy.reporting import label_words
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.numbers import delta_text
@@ -110,6 +111,8 @@ def tier(facts: RunFacts, record: LedgerRecord, costs: Costs, verdict: Verdict) 
     """
     if not verdict.private:
         return Tier(None, "Not applicable: there is no guarantee to place in a tier.")
+    if record.unit is Unit.LABEL:
+        return Tier(None, label_words.TIER)
     if record.relation is Relation.REPLACE_ONE:
         return Tier(
             None,

@@ -24,6 +24,7 @@ from dpfy.optim import ADADP, AdamBC, TailAverage
 from dpfy.planning.defaults import default_delta, first_run
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.group_budgets import named_budgets
+from dpfy.trainer.label_settings import label_defaults
 from dpfy.trainer.objectives import TASKS, PerRecord
 from dpfy.trainer.options import named_optimizer
 
@@ -53,9 +54,11 @@ def completed(config: TrainConfig) -> TrainConfig:
     """
     adapts = named_optimizer(config.optimizer)[0]
     descends = adapts in ("sgd", "adadp")
-    if config.data in reference_data.NAMES:
+    if config.protect == "labels":
+        defaults: dict[str, Any] = label_defaults(adapts)
+    elif config.data in reference_data.NAMES:
         known = recommended(config.data)
-        defaults: dict[str, Any] = {
+        defaults = {
             "epochs": known["epochs"],
             "batch_size": int(known["batch_size"]),
             "clip": known["clip"],

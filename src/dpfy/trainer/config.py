@@ -22,6 +22,7 @@ from dpfy.mechanisms.controllers import Controller, named_schedule
 from dpfy.run.strict import strict_engine
 from dpfy.trainer.correlation import check_correlation
 from dpfy.trainer.group_budgets import check_group_settings
+from dpfy.trainer.label_settings import PROTECT, check_label_settings, named_label_method
 from dpfy.trainer.options import (
     importance_options,
     named_algorithm,
@@ -297,6 +298,26 @@ class TrainConfig:
         "may have; needed where records differ in shape.",
         example="mydata:example",
     )
+    protect: str = option(
+        "records",
+        "What is protected: records (features and labels; all rows of a user, with users), or "
+        "labels alone, where features are public and training on noisy labels is ordinary.",
+    )
+    label_method: str = option(
+        "lp-mst:2",
+        "How labels are protected: rr (randomized response), lp-mst:STAGES (randomized response "
+        "whose answers tell most beyond a model of earlier stages), lp-mst-truth:STAGES (the same, "
+        "with answers that are likeliest to be true), alibi (Laplace noise) or "
+        "cluster:CLUSTERS (noisy counts in clusters of features).",
+        needs='protect = "labels"',
+    )
+    classes: int | None = option(
+        None,
+        "Declared number of classes; your own data needs it where labels are protected.",
+        example=10,
+        otherwise="that of the data set",
+        needs='protect = "labels"',
+    )
     rows_per_user: int | None = option(
         None, "Largest number of rows of one user in a step.", example=16, otherwise="16"
     )
@@ -540,6 +561,11 @@ class TrainConfig:
         plan_options(self.clipping, self.noise_schedule, self.clip_schedule, self.algorithm)
         if self.clip_schedule:
             named_schedule(self.clip_schedule)
+        _validate.choice("protect", self.protect, PROTECT)
+        named_label_method(self.label_method)
+        if self.classes is not None:
+            _validate.count("classes", self.classes, minimum=2)
+        check_label_settings(_changed(self), self.protect, named_optimizer(self.optimizer)[0])
         self._check_importance()
         check_correlation(self)
         check_group_settings(self, _changed(self))

@@ -57,6 +57,7 @@ from dpfy.trainer.builders import (
 from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.trainer.correlation import as_registered, correlation_options
 from dpfy.trainer.group_budgets import named_budgets
+from dpfy.trainer.label_settings import require_records
 from dpfy.trainer.objectives import PerRecord, objective_for, scores_and_labels
 from dpfy.trainer.options import (
     named_algorithm,
@@ -98,6 +99,7 @@ class TrainingResult:
             their own.
         model: The trained model, or the average of its weights if one was asked for: what the
             folder holds, and :func:`dpfy.load_model` loads.
+        unit: The unit of privacy.
     """
 
     folder: Path
@@ -109,6 +111,7 @@ class TrainingResult:
     contributing: float | None = None
     groups: Mapping[str, float] = field(default_factory=dict)
     model: nn.Module | None = field(default=None, repr=False, compare=False)
+    unit: Unit = Unit.RECORD
 
 
 class Trainer:
@@ -143,6 +146,14 @@ class Trainer:
     declared constants and public data.
     """
 
+    def __new__(cls, config: TrainConfig | None = None, **objects: Any) -> "Trainer":
+        """Return the trainer for labels where the configuration protects labels alone."""
+        if cls is Trainer and config is not None and config.protect == "labels":
+            from dpfy.trainer.label_trainer import LabelTrainer  # it builds on this class
+
+            return super().__new__(LabelTrainer)
+        return super().__new__(cls)
+
     def __init__(
         self,
         config: TrainConfig | None = None,
@@ -158,6 +169,8 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config = config or TrainConfig()
+        if config.protect == "labels":
+            require_records(config.protect, type(self).__name__)
         self.config = completed(config)
         self.objective = objective_for(self.config, loss, metric)
         self.data = load_data(self.config, train, test, unit_of, example_input, group_of)
@@ -175,7 +188,7 @@ class Trainer:
         self.average = make_average(self.config, self.model, self.plan.steps)
         if self.config.tensorboard:
             TensorBoardLog.check()
-        self.folder = Path(self.config.out) / (self.config.name or _new_name(self.config))
+        self.folder = Path(self.config.out) / (self.config.name or new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
         self._said: set[str] = set()
@@ -499,8 +512,7 @@ class Trainer:
             return ()
         own: list[Callback] = []
         if self.config.csv:
-            policy = self.plan.sampling
-            groups = policy.names if isinstance(policy, Individual) else ()
+            groups = tuple(named_budgets(self.config.budgets)) if self.config.budgets else ()
             path = self.folder / "evaluations.csv"
             own.append(CsvLog(path, groups, self.objective.metric))
         if self.config.tensorboard:
@@ -536,6 +548,7 @@ class Trainer:
             share,
             found["groups"],
             self._evaluated_model(),
+            self.plan.unit,
         )
 
     def _interrupted(self, number: int) -> TrainingInterrupted:
@@ -647,7 +660,11 @@ class Trainer:
         self._evaluations.append(Evaluation(step, epoch, epsilon, value, groups, metric))
         run.measured(score(self._evaluations[-1].value), metric)
         tell(callbacks, "on_evaluation", self._evaluations[-1])
-        recent = [score(evaluation.value) for evaluation in self._evaluations]
+        return self._without_improvement()
+
+    def _without_improvement(self) -> bool:
+        """Tell whether the last evaluations on public data were no better than one before."""
+        recent = [self.objective.score(evaluation.value) for evaluation in self._evaluations]
         patience = self.config.early_stop
         return (
             bool(patience)
@@ -746,5 +763,6 @@ def _shared_plan(plan: Plan) -> Plan:
     )
 
 
-def _new_name(config: TrainConfig) -> str:
+def new_name(config: TrainConfig) -> str:
+    """Return a name of a run that has none: the data set and the time."""
     return f"{config.data.replace(':', '-').replace('.', '-')}-{datetime.now():%Y%m%d-%H%M%S}"

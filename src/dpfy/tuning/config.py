@@ -11,6 +11,7 @@ from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
 from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.label_settings import require_records
 from dpfy.tuning.space import Space
 
 ACCOUNTING = ("select", "compose", "public")
@@ -66,6 +67,7 @@ class TuneConfig:
                 "epsilon. (The one in the settings is that of a single run.)"
             )
         _validate.epsilon(self.epsilon)
+        require_records(self.base.protect, "a search")
         _validate.choice("accounting", self.accounting, ACCOUNTING)
         _validate.choice("law", self.law, LAWS)
         _validate.choice("proposals", self.proposals, PROPOSALS)

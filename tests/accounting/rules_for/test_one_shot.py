@@ -41,6 +41,7 @@ from dpfy.ledger.one_shot import (
     AboveThreshold,
     DiscreteGaussianSum,
     ExponentialChoice,
+    LabelAnswer,
     NoisyMax,
     RandomizedAnswer,
 )
@@ -327,12 +328,25 @@ def test_no_noise_costs_everything_and_no_say_costs_nothing():
         NoisyMax(1.0, 3.0),
         AboveThreshold(1.0, 4.0, 9.0),
         RandomizedAnswer(0.6, 3),
+        LabelAnswer(0.5, "species"),
         DiscreteGaussianSum(2, 3.0, 4),
     ],
 )
 def test_queries_survive_json(query):
     event = Sampled(Poisson(1.0), (query,))
     assert Event.from_json(event.to_json()) == event
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out", "replace_one"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
+def test_a_label_answer_costs_its_epsilon_whatever_the_relation(method, relation, epsilon):
+    """A declared ε is about one record's own value: replacing it is no second change."""
+    label = account(run(LabelAnswer(epsilon), 3), method, relation).epsilon(DELTA)
+    coin = account(run(RandomizedAnswer(1 / (1 + math.exp(-epsilon))), 3), method, relation)
+    assert label.upper == pytest.approx(coin.epsilon(DELTA).upper, rel=1e-6)
+    assert label.lower == 0  # priors may leave a label without any say
+    assert account(run(LabelAnswer(0.0))).claim(DELTA) == 0
 
 
 def test_what_has_no_meaning_is_refused():

@@ -33,6 +33,7 @@ from dpfy.ledger.one_shot import (
     Bounded,
     DiscreteGaussianSum,
     ExponentialChoice,
+    LabelAnswer,
     ListedChoice,
     NoisyMax,
     RandomizedAnswer,
@@ -46,6 +47,7 @@ QUERIES: tuple[type[RecordedQuery], ...] = (
     NoisyMax,
     AboveThreshold,
     RandomizedAnswer,
+    LabelAnswer,
     DiscreteGaussianSum,
     ObjectivePerturbation,
 )
@@ -165,6 +167,13 @@ def _response_replaced(policy: Policy, query: RecordedQuery) -> Pair:
         return _response(policy, query)
     assert isinstance(query, RandomizedAnswer)
     return of_distribution(pure(_twice(policy.rate, query.largest_loss)))
+
+
+def _label_replaced(policy: Policy, query: RecordedQuery) -> Pair:
+    """Return the pair of the declared ε, which is about another value of the same record."""
+    assert isinstance(query, LabelAnswer)
+    loss = query.largest_loss
+    return of_distribution(pure(loss if policy.rate == 1 else _twice(policy.rate, loss)))
 
 
 def _laplace_replaced(policy: Policy, noise_multiplier: float) -> Pair:
@@ -304,6 +313,7 @@ _THRESHOLD = (
     "Theorems 4 and 5, for one answer above"
 )
 _ANSWER = "the pair of randomised response between the answers"
+_LABEL = "ε-DP for every value of a record: docs/proofs/labels.md" + _PURE
 _DISCRETE = (
     "one number: the pair at the largest shift, since the noise is log-concave; several: the least "
     "of zCDP, Canonne, Kamath & Steinke 2020, Theorem 14, of a Gaussian that is rounded at random, "
@@ -353,6 +363,13 @@ ONE_SHOT: dict[tuple[type[RecordedQuery], str], OneShot] = {
         _response_replaced,
         _ANSWER + "; of a sample, " + _TWICE + "ε-DP" + _PURE,
         attained=_if_all(_response),
+    ),
+    **{
+        (LabelAnswer, relation): OneShot(_absent(pure), _LABEL, attained=_nothing)
+        for relation in (Relation.ADD_OR_REMOVE_ONE, Relation.ZERO_OUT)
+    },
+    (LabelAnswer, Relation.REPLACE_ONE): OneShot(
+        _label_replaced, _LABEL + "; of a sample, losses add up", attained=_nothing
     ),
     **{
         (DiscreteGaussianSum, relation): OneShot(_discrete, _DISCRETE)
