@@ -37,6 +37,10 @@ OTHERS = {
     "num_workers": 1,
     "prefetch": 1,
     "checkpoint_every": 2,
+    "task": "regression",
+    "loss": "own:loss",
+    "metric": "own:metric",
+    "metric_goal": "min",
 }
 
 
