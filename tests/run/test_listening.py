@@ -119,6 +119,7 @@ def test_loggers_and_the_bar_work_in_an_own_loop(begun, tmp_path):
 
 def test_a_run_writes_its_report_also_when_it_is_closed(begun, tmp_path):
     take(begun, 3)
+    begun.measured(9.0, "loss")
     begun.measured(0.75)
     begun.close()
     facts = RunFacts(name="rows", dataset="three numbers", model="one vector")

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpfy
 from dpfy.trainer import config as configs, objectives
+from dpfy.trainer.builders import named_model
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.objectives import TASKS, objective_for
 
@@ -163,6 +164,44 @@ def test_own_losses_and_metrics_are_given_the_model_and_the_fields(tmp_path, wit
     assert not any(seen)  # public data is evaluated
     other = fit(tmp_path, nn.Linear(4, 1), data, data, loss, name="loss")
     assert (other.evaluations[-1].metric, other.evaluations[-1].value < 0.69) == ("loss", True)
+
+
+def test_an_own_loss_that_keeps_records_or_mixes_them_later_is_refused(tmp_path, without_report):
+    """The checks of a loss look into what the trainer calls, as in a loop of one's own."""
+    data = TensorDataset(X, (X[:, 0] > 0).long())
+    kept, mixes = [], []
+
+    def keeping(model, x, y):
+        kept.append(x.detach().clone())
+        return F.cross_entropy(model(x), y, reduction="none")
+
+    def mixing(model, x, y):
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        return losses * (1000 * x.detach().mean()) if mixes else losses
+
+    class Later(dpfy.Callback):
+        def on_step(self, step):
+            mixes.append(step.step)
+
+    with pytest.raises(dpfy.IsolationError, match="keeps something of its input"):
+        fit(tmp_path, nn.Linear(4, 2), data, data, keeping, name="keeping")
+    config = TrainConfig(
+        data="own", records=60, epochs=2, batch_size=15, epsilon=3.0, delta=1e-3, clip=1.0,
+        learning_rate=0.1, optimizer="sgd", out=str(tmp_path), name="mixing",
+    )  # fmt: skip
+    trainer = dpfy.Trainer(
+        config, model=nn.Linear(4, 2), train=data, loss=mixing, callbacks=[Later()]
+    )
+    with pytest.raises(dpfy.IsolationError, match="lets one example change another"):
+        trainer.fit()
+
+
+def test_a_named_model_is_copied_for_every_run(tmp_path, monkeypatch):
+    (tmp_path / "named_model.py").write_text("import torch\nmodel = torch.nn.Linear(2, 1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    one, two = named_model("named_model:model"), named_model("named_model:model")
+    nn.init.zeros_(one.weight)
+    assert two.weight.abs().min() > 0
 
 
 def test_settings_name_losses_and_metrics(tmp_path, monkeypatch):

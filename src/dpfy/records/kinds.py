@@ -126,12 +126,19 @@ def _check_columns(data: Any, example: Chunk) -> None:
     (declared, *more) = example.arguments
     if more or not isinstance(declared, Mapping):
         raise DataError(
-            f"Records of this data set are dicts with the columns {', '.join(found)}, and "
-            "example_input is none. Declare a dict with these names, or give collate_fn=."
+            "Records of this data set are dicts, and example_input is none. Declare a dict with "
+            "the names of its columns, or give collate_fn=."
         )
-    if missing := sorted(set(declared) ^ set(found)):
+    if set(declared) != set(found):
         raise DataError(
-            f"The columns of the data set ({', '.join(found)}) are not those of example_input "
-            f"({', '.join(declared)}): {', '.join(missing)} has no counterpart, and no record "
-            "would fit. Rename it, or leave it out with data.remove_columns or data.select_columns."
+            f"The columns of the data set are not those of example_input ({', '.join(declared)}), "
+            f"and no record would fit. {_named(declared, found)}Rename columns, or keep only the "
+            "declared ones with data.select_columns. Columns count as public: declare features= "
+            "when you load files, since inferred ones follow from the records."
         )
+
+
+def _named(declared: Mapping[str, Any], found: list[str]) -> str:
+    """Name the declared columns that are missing; others may be those of single records."""
+    missing = [name for name in declared if name not in found]
+    return f"The data set has no column {', '.join(missing)}. " if missing else ""

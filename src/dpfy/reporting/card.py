@@ -130,7 +130,7 @@ def _metric(report: "Report") -> tuple[KeyFact, ...]:
     facts = report.facts
     if not facts.history:
         return ()
-    step, value = max(facts.history)
+    step, value = max(reversed(facts.history), key=lambda each: each[0])
     share = "accuracy" in facts.metric.lower() and 0 <= value <= 1
     return (
         KeyFact(

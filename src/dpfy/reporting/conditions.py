@@ -76,6 +76,7 @@ _LEVELS = (
     ),
 )
 """The threat levels of the guide, each with what a ledger of noisy sums means for it."""
+_OF_THE_CHOSEN = " This is for the trial that was chosen; nothing about the others may be seen."
 _OF_TABLES = ("records", "features", "classes", "target")  # what estimators have declared
 HOLDS, FAILS, DECLARED, UNKNOWN, RECORDED = (
     "holds",
@@ -399,7 +400,10 @@ def protection(record: LedgerRecord, verdict: Verdict) -> tuple[Item, ...]:
             f"gradients of single {whose} (B3), which only access control keeps from view.",
             "§3.1",
         ),
-        *(Item(key, title, text, "§3.1") for key, title, text in _LEVELS),
+        *(
+            Item(key, title, text + (_OF_THE_CHOSEN if of_which and key == "b4" else ""), "§3.1")
+            for key, title, text in _LEVELS
+        ),
         Item(
             "table_1",
             "Row of Table 1",

@@ -198,8 +198,9 @@ def write_report(
     }
     missing = {name: value for name, value in known.items() if getattr(given, name) == NOT_DECLARED}
     if run.measurements and not given.history:
-        history = tuple((step, value) for step, value, _ in run.measurements)
-        metric = f"{run.measurements[-1][2]} on public data"
+        last = run.measurements[-1][2]  # of several metrics, the curve of one
+        history = tuple((step, value) for step, value, name in run.measurements if name == last)
+        metric = f"{last} on public data"
         given = replace(given, history=history, metric=metric)
     ledger, path = run.ledger, run.ledger.path
     if run.closed and path is not None:

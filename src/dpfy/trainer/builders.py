@@ -198,8 +198,9 @@ def make_model(config: TrainConfig, data: TrainingData | None) -> nn.Module:
 
 def named_model(reference: str) -> nn.Module:
     """Return the model that ``package.module:name`` names, or that the named function makes."""
-    model = load_object(reference)
-    model = model if isinstance(model, nn.Module) else make_object(reference)
+    found = load_object(reference)
+    # a copy: the next run of this process begins with the same weights
+    model = deepcopy(found) if isinstance(found, nn.Module) else make_object(reference)
     if not isinstance(model, nn.Module):
         raise InvalidArgument(
             f"Expected {reference} to return a torch.nn.Module, got {type(model).__name__}."

@@ -46,6 +46,7 @@ SAMPLINGS = (
     "cyclic",
     "balls_in_bins",
     "cyclic_poisson",
+    "one_epoch",
     "importance",
 )
 SECTIONS = {

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,9 @@ class Trainer:
     declared constants and public data.
     """
 
-    def __new__(cls, config: TrainConfig | None = None, **objects: Any) -> "Trainer":
+    def __new__(
+        cls, config: TrainConfig | None = None, *arguments: Any, **objects: Any
+    ) -> "Trainer":
         """Return the trainer for labels where the configuration protects labels alone."""
         if cls is Trainer and config is not None and config.protect == "labels":
             from dpfy.trainer.label_trainer import LabelTrainer  # it builds on this class
@@ -182,6 +185,12 @@ class Trainer:
         )
         if self.config.device is not None:
             move_to_device(self.model, self.config.device)
+        # partial functions, as the checks of a loss look into these and into no method of ours
+        self._loss = (
+            partial(_loss_with_metrics, self.model)
+            if self.config.private_metrics
+            else partial(_loss_of, self.objective.loss, self.model)
+        )
         self.optimizer = make_optimizer(self.config, self.model)
         self.plan = self._make_plan()
         self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
@@ -627,15 +636,6 @@ class Trainer:
             self.scheduler.step()
             yield released, rate
 
-    def _loss(self, *fields: Any) -> Any:
-        """Return one loss per record, and the private metrics if they are wanted."""
-        fields = (*on_device_of(self.model, *fields),)
-        if not self.config.private_metrics:
-            return self.objective.loss(self.model, *fields)
-        scores, labels = scores_and_labels(self.model, *fields)
-        losses = nn.functional.cross_entropy(scores, labels, reduction="none")
-        return Losses(losses, {"accuracy": soft_accuracy(scores, labels), "loss": losses})
-
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
 
@@ -761,6 +761,18 @@ def _shared_plan(plan: Plan) -> Plan:
     return Plan.from_json(
         json.loads(Ranks.present().from_first(lambda: json.dumps(plan.to_json()).encode()))
     )
+
+
+def _loss_of(loss: PerRecord, model: nn.Module, *fields: Any) -> Any:
+    """Return one loss per record."""
+    return loss(model, *on_device_of(model, *fields))
+
+
+def _loss_with_metrics(model: nn.Module, *fields: Any) -> Losses:
+    """Return one loss per record of a classification, and the private metrics."""
+    scores, labels = scores_and_labels(model, *on_device_of(model, *fields))
+    losses = nn.functional.cross_entropy(scores, labels, reduction="none")
+    return Losses(losses, {"accuracy": soft_accuracy(scores, labels), "loss": losses})
 
 
 def new_name(config: TrainConfig) -> str:

@@ -27,9 +27,9 @@ from dpfy.integrations.huggingface.losses import Normalise, Task, private_loss
 from dpfy.integrations.huggingface.participation import require_gradients
 from dpfy.integrations.huggingface.released_loss import (
     LOSS,
-    WithStatistic,
     releases_loss,
     with_loss,
+    with_statistic,
 )
 from dpfy.integrations.huggingface.steps import RunCallback, StepsOfEpoch, handles
 from dpfy.ledger import Ledger
@@ -342,7 +342,7 @@ class DPTrainer(Trainer):
         loss_fn: Callable[..., torch.Tensor] = self._loss_fn or private_loss(
             self.model, cast(Task, self._task), normalise=self._normalise, autocast=self._autocast
         )
-        return WithStatistic(loss_fn) if self.private_metrics else loss_fn
+        return with_statistic(loss_fn) if self.private_metrics else loss_fn
 
     def _example(self) -> Any:
         """Return synthetic records that declare the shape of one: as given, or the collator's."""
