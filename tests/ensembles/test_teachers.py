@@ -138,6 +138,39 @@ def test_no_teacher_changes_what_another_answers(inputs, capsys):
     assert inputs.tolist() == kept
 
 
+def through_torch(x):
+    torch.as_tensor(x).sub_(9.0)
+    return np.zeros(len(x))
+
+
+def past_the_flag(x):
+    x.flags.writeable = True
+    return scribble(x)
+
+
+def inside_objects(x):
+    x[0][0] -= 9.0
+    return np.zeros(len(x))
+
+
+@pytest.mark.parametrize("write", [through_torch, past_the_flag, inside_objects])
+def test_no_way_to_write_reaches_another_teacher(write):
+    inputs = X[:3].copy()
+    if write is inside_objects:
+        inputs = np.empty(1, dtype=object)
+        inputs[0] = [0.5]
+    first = Loud(lambda x: np.array([each[0] for each in x], dtype=float))
+    (alone,) = Teachers([first]).answers(inputs)
+    assert Teachers([Loud(write), first]).answers(inputs)[1].tolist() == alone.tolist()
+    assert Teachers([first]).answers(inputs)[0].tolist() == alone.tolist()
+
+
+def test_a_teacher_that_empties_its_inputs_has_no_answer():
+    emptied = Loud(lambda x: np.zeros(x.clear() or len(x)))
+    found = Teachers([emptied, Constant(1)]).answers([1.0, 2.0])
+    assert np.isnan(found[0]).all() and (found[1] == 1).all()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -166,13 +166,10 @@ class Teachers:
             The answers, of the shape (parts, len(x)); NaN where there is none.
         """
         found = np.full((self.parts, len(x)), np.nan)
-        shared = copy.deepcopy(x)  # no teacher changes what the next one is asked
-        if isinstance(shared, np.ndarray):
-            shared.flags.writeable = False
         for part, (predictor, seed) in enumerate(zip(self._predictors, self.seeds, strict=True)):
             if predictor is not None:
-                given = shared if isinstance(shared, np.ndarray) else copy.deepcopy(shared)
-                found[part] = _answers(predictor, given, seed)
+                own = copy.deepcopy(x)  # a flag against writing does not bind torch
+                found[part] = _answers(predictor, own, len(x), seed)
         return found
 
     def save(self, folder: str | os.PathLike[str], format: Format | None = None) -> None:
@@ -297,8 +294,10 @@ def _alone(seed: int) -> Iterator[None]:
             back()
 
 
-def _answers(predictor: Predictor, x: Any, seed: int) -> npt.NDArray[np.float64] | float:
-    """Return a teacher's answers, or NaN for all of them."""
+def _answers(
+    predictor: Predictor, x: Any, inputs: int, seed: int
+) -> npt.NDArray[np.float64] | float:
+    """Return a teacher's answers, or NaN for all of them; it may do to its inputs what it likes."""
     with _alone(seed):
         try:
             found = predictor.predict(x)
@@ -309,7 +308,7 @@ def _answers(predictor: Predictor, x: Any, seed: int) -> npt.NDArray[np.float64]
             raise
         except BaseException:  # an abort that one record can cause is an output
             return np.nan
-    return np.where(np.isfinite(numbers), numbers, np.nan) if numbers.shape == (len(x),) else np.nan
+    return np.where(np.isfinite(numbers), numbers, np.nan) if numbers.shape == (inputs,) else np.nan
 
 
 def _rehearse(
