@@ -362,7 +362,7 @@ def test_nobody_else_may_read_the_folder(tmp_path):
     assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {0o600}
 
 
-def test_a_rehearsal_on_public_records_shows_mistakes():
+def test_a_rehearsal_on_public_records_shows_mistakes(tmp_path):
     with pytest.raises(RuntimeError, match="2 records"):
         Teachers.fit(raising, (X, Y), 2, rehearsal=(X[:2], Y[:2]))
     with pytest.raises(InvalidArgument, match="predict"):
@@ -370,7 +370,7 @@ def test_a_rehearsal_on_public_records_shows_mistakes():
     with pytest.raises(CheckpointError, match="holds a set"):
         Teachers.fit(
             lambda subset, seed: Constant({1}), (X, Y), 2,
-            folder="unused", format=Plain(), rehearsal=(X[:2], Y[:2]),
+            folder=tmp_path, format=Plain(), rehearsal=(X[:2], Y[:2]),
         )  # fmt: skip
     trees = FittedAttributes(DecisionTreeClassifier)
     with pytest.raises(InvalidArgument, match="tree_"):

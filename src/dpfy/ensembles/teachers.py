@@ -108,12 +108,16 @@ class Teachers:
         goes on where the first was interrupted. The folder is as sensitive as the records.
 
         *Formal guarantee*: one record added, removed or replaced changes the teachers of its own
-        part alone, which is one, or as many as its group has copies.
+        part alone, which is one, or as many as its group has copies. A user who is replaced by
+        another one changes two: the part of each.
 
         *Assumes* that ``train_one`` is a function of its arguments, and keeps and changes nothing
         else: no tuning, scaling or stopping by other records, no state between calls. Generators of
         Python, numpy and torch begin from the seed. A call that goes on has the same records in the
-        same order. Nobody measures how long a part takes.
+        same order. Nobody measures how long a part takes. With ``workers=0``, ``train_one`` and
+        the format do not end or interrupt the process, and write nothing below Python (to the file
+        descriptors of stdout and stderr) or from threads of their own: only other processes are
+        silenced as a whole, so that at least one is better.
 
         Args:
             train_one: Returns a predictor, given the records of a part and its public seed.
@@ -126,7 +130,8 @@ class Teachers:
             folder: Where teachers are kept.
             format: How they are kept; by default as those of
                 :func:`~dpfy.ensembles.train_linear` are.
-            workers: The number of processes; 0 trains in this one.
+            workers: The number of processes; 0 trains in this one. Take at least 1 for code that
+                may crash or that prints from C.
             rehearsal: Public records of the same form.
             progress: A function that is told how many parts are done, and how many there are.
             insecure_test_key: A key that makes the parts reproducible, and nothing private.
@@ -161,6 +166,9 @@ class Teachers:
         """Return the answer of each teacher to each input: a sensitive array.
 
         A teacher that is missing, raises, or returns another shape or no numbers answers NaN.
+
+        *Assumes* that ``predict`` does not end or interrupt the process, and that it writes nothing
+        below Python or from threads of its own.
 
         Args:
             x: Public inputs, as the predictors take them.
