@@ -1,7 +1,10 @@
 """Each record draws its parts by itself, and always the same ones under the same key."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from dpfy.ensembles import Partition
@@ -59,6 +62,43 @@ def test_groups_with_teachers_of_their_own_share_none():
     for owner, rows in zip(partition.owners, divided, strict=True):
         assert {groups[row] for row in rows} == {owner}
     assert sum(map(len, divided)) == 80
+
+
+class Nameless:
+    """A unit that cannot be written."""
+
+    def __str__(self):
+        raise ValueError("a record")
+
+
+@pytest.mark.parametrize(
+    "odd", [0.5, math.nan, "ann", None, -1, 10**5000, "\udc80", Nameless()], ids=type
+)
+def test_no_units_type_moves_another(odd):
+    units = [2**53 + 1, 2**53, 2**53 + 3, 7]
+    before, after = (Partition(99).draw(len(u), KEY, unit_of=u) for u in (units, [*units, odd]))
+    assert [rows.tolist() for rows in before] == [rows[rows < 4].tolist() for rows in after]
+
+
+@pytest.mark.parametrize("odd", ["1", 1.0, None, ["1"], {}, np.str_("1")])
+def test_no_groups_type_moves_another(odd):
+    groups = [1, "1", 2, "a", b"1"]
+    partition = Partition({"1": 3, "a": 2})
+    before, after = (
+        partition.draw(len(each), KEY, group_of=each) for each in (groups, [*groups, odd])
+    )
+    assert [rows.tolist() for rows in before] == [rows[rows < 5].tolist() for rows in after]
+    assert sorted(np.concatenate(before)) == [1, 3]
+    assert (5 in np.concatenate(after)) == isinstance(odd, str)
+
+
+def test_equal_numbers_are_one_unit():
+    same = [3, 3.0, np.int64(3), np.float32(3), torch.tensor(3), np.array(3.0)]
+    assert [len(rows) for rows in Partition(99).draw(6, KEY, unit_of=same) if len(rows)] == [6]
+    for column in (np.array([3, 4]), torch.tensor([3, 4]), np.array([3.0, 4], dtype=object)):
+        expected = Partition(99).draw(2, KEY, unit_of=[3, 4])
+        found = Partition(99).draw(2, KEY, unit_of=column)
+        assert [rows.tolist() for rows in found] == [rows.tolist() for rows in expected]
 
 
 def test_another_key_gives_other_parts():

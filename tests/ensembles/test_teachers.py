@@ -1,8 +1,11 @@
 """Teachers see their own part alone, fail in silence, and are kept without pickles."""
 
+import errno
 import os
 import random
+import stat
 import warnings
+from tempfile import mkstemp
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 
 from dpfy import Teachers
 from dpfy.ensembles import FittedAttributes, LinearPredictor, ModuleState, train_linear
+from dpfy.ensembles.folder import Folder
 from dpfy.errors import CheckpointError, InvalidArgument
 
 X = np.random.default_rng(0).normal(size=(120, 2))
@@ -138,6 +142,39 @@ def test_no_teacher_changes_what_another_answers(inputs, capsys):
     assert inputs.tolist() == kept
 
 
+def through_torch(x):
+    torch.as_tensor(x).sub_(9.0)
+    return np.zeros(len(x))
+
+
+def past_the_flag(x):
+    x.flags.writeable = True
+    return scribble(x)
+
+
+def inside_objects(x):
+    x[0][0] -= 9.0
+    return np.zeros(len(x))
+
+
+@pytest.mark.parametrize("write", [through_torch, past_the_flag, inside_objects])
+def test_no_way_to_write_reaches_another_teacher(write):
+    inputs = X[:3].copy()
+    if write is inside_objects:
+        inputs = np.empty(1, dtype=object)
+        inputs[0] = [0.5]
+    first = Loud(lambda x: np.array([each[0] for each in x], dtype=float))
+    (alone,) = Teachers([first]).answers(inputs)
+    assert Teachers([Loud(write), first]).answers(inputs)[1].tolist() == alone.tolist()
+    assert Teachers([first]).answers(inputs)[0].tolist() == alone.tolist()
+
+
+def test_a_teacher_that_empties_its_inputs_has_no_answer():
+    emptied = Loud(lambda x: np.zeros(x.clear() or len(x)))
+    found = Teachers([emptied, Constant(1)]).answers([1.0, 2.0])
+    assert np.isnan(found[0]).all() and (found[1] == 1).all()
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -204,11 +241,137 @@ def test_a_failed_part_stays_failed_on_disk(tmp_path):
         Teachers.load(tmp_path / "elsewhere")
 
 
-def test_a_rehearsal_on_public_records_shows_mistakes():
+class Plain:
+    """A format that keeps what a teacher has."""
+
+    def state(self, predictor):
+        return dict(vars(predictor))
+
+    def restore(self, state):
+        return Constant(**state)
+
+
+class Closed(Plain):
+    """A format that fails for some teachers, in one of its two directions."""
+
+    def __init__(self, fails):
+        self.fails = fails
+
+    def state(self, predictor):
+        return self._checked("state", super().state(predictor))
+
+    def restore(self, state):
+        return super().restore(self._checked("restore", state))
+
+    def _checked(self, direction, state):
+        if direction == self.fails and state["label"] == 1:
+            print(state)
+            raise SystemExit(f"label {state['label']}")
+        return state
+
+
+@pytest.mark.parametrize(
+    ("format", "label"), [(Plain(), {1}), (Closed("state"), 1), (Closed("restore"), 1)]
+)
+@pytest.mark.parametrize("way", ["fit", "workers", "save"])
+def test_a_teacher_that_cannot_be_kept_is_a_missing_one(format, label, way, tmp_path, capfd):
+    def train_one(subset, seed):
+        return Constant(label if seed == 1 else 0)
+
+    folder, options = tmp_path / "kept", {"insecure_test_key": 1}
+    if way == "save":
+        Teachers.fit(train_one, (X, Y), 3, **options).save(folder, format)
+    else:
+        options |= {"folder": folder, "format": format, "workers": int(way == "workers")}
+        found = Teachers.fit(train_one, (X, Y), 3, **options).answers(X[:1])
+        assert np.isnan(found[:, 0]).tolist() == [False, True, False]
+    found = Teachers.load(folder, format).answers(X[:1])
+    assert np.isnan(found[:, 0]).tolist() == [False, True, False]
+    assert capfd.readouterr() == ("", "")
+
+
+class Unreadable(Constant):
+    """A predictor that does not come back from another process."""
+
+    def __setstate__(self, state):
+        raise SystemExit(f"label {state}")
+
+
+def test_a_teacher_that_does_not_come_back_is_a_missing_one():
+    def train_one(subset, seed):
+        return Unreadable(0) if seed == 1 else Constant(0)
+
+    found = Teachers.fit(train_one, (X, Y), 3, workers=1, insecure_test_key=1).answers(X[:1])
+    assert np.isnan(found[:, 0]).tolist() == [False, True, False]
+
+
+def test_an_interrupt_has_no_text():
+    def interrupted(x):
+        raise KeyboardInterrupt(f"{x}")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Teachers([Loud(interrupted)]).answers(X[:1])
+    assert caught.value.args == () and caught.value.__suppress_context__
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    Teachers.fit(train_linear(2), (X, Y), 2, folder=tmp_path / "begun")
+    (tmp_path / "begun" / "teacher-00001.safetensors").unlink()
+    monkeypatch.setattr(os, "fsync", full)
+    for folder in ("begun", "new"):
+        with pytest.raises(CheckpointError, match="No space left"):
+            Teachers.fit(train_linear(2), (X, Y), 2, folder=tmp_path / folder)
+
+
+def test_teachers_of_two_runs_are_never_in_one_folder(tmp_path):
+    options = {"parts": 2, "folder": tmp_path / "kept"}
+    teachers = Teachers.fit(train_linear(2), (X, Y), **options)
+    with pytest.raises(CheckpointError, match="holds teachers already"):
+        teachers.save(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match="another number of records") as caught:
+        Teachers.fit(train_linear(2), (X[1:], Y[1:]), **options)
+    assert "119" not in str(caught.value) and "120" not in str(caught.value)
+    (tmp_path / "kept" / "teachers.json").unlink()
+    with pytest.raises(CheckpointError, match=r"but not teachers\.json"):
+        Teachers.fit(train_linear(2), (X, Y), **options)
+    with pytest.raises(CheckpointError, match=r"but not teachers\.json"):
+        teachers.save(tmp_path / "kept")
+
+
+def test_the_first_of_two_processes_declares_the_parts(tmp_path, monkeypatch):
+    kept, declared = Folder(tmp_path / "kept", Plain()), {"seeds": [0]}
+
+    def slower(*args, **options):
+        monkeypatch.undo()
+        assert Folder(tmp_path / "kept", Plain()).begin(declared, b"first") == b"first"
+        return mkstemp(*args, **options)
+
+    monkeypatch.setattr("tempfile.mkstemp", slower)
+    assert kept.begin(declared, b"second") == b"first"
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["teachers.json"]
+
+
+def test_nobody_else_may_read_the_folder(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o755)
+    Teachers.fit(train_linear(2), (X, Y), 2, folder=folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()} == {0o600}
+
+
+def test_a_rehearsal_on_public_records_shows_mistakes(tmp_path):
     with pytest.raises(RuntimeError, match="2 records"):
         Teachers.fit(raising, (X, Y), 2, rehearsal=(X[:2], Y[:2]))
     with pytest.raises(InvalidArgument, match="predict"):
         Teachers.fit(no_predictor, (X, Y), 2, rehearsal=(X[:2], Y[:2]))
+    with pytest.raises(CheckpointError, match="holds a set"):
+        Teachers.fit(
+            lambda subset, seed: Constant({1}), (X, Y), 2,
+            folder=tmp_path, format=Plain(), rehearsal=(X[:2], Y[:2]),
+        )  # fmt: skip
     trees = FittedAttributes(DecisionTreeClassifier)
     with pytest.raises(InvalidArgument, match="tree_"):
         trees.state(DecisionTreeClassifier().fit(X, Y))

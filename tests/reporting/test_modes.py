@@ -48,6 +48,14 @@ def test_report_names_the_row_of_predictions_and_protects_no_weights(report):
     assert found["guarantee"]["epsilon"] <= 3.0
 
 
+def test_only_the_key_of_noise_is_said_not_to_be_saved(report):
+    markdown, text, _ = report()
+    texts = {item["key"]: item["text"] for item in json.loads(text)["assumptions"]}
+    for found in (texts["secret_key"], markdown):
+        assert "folder of the teachers" in found
+    assert "noise is drawn" in texts["secret_key"] and "key of noise came from" in markdown
+
+
 def test_plan_is_among_the_constants(report):
     markdown = report(threshold=2.0, check_noise=50.0)[0]
     assert "| Teachers | 40 |" in markdown and "| Noise of an answer | 8 |" in markdown

@@ -119,6 +119,12 @@ def test_nobody_asks_without_the_token(app, predictor, headers):
     assert predictor.ledger.count == 0
 
 
+@pytest.mark.parametrize("path", ["/budget/", "/predict/", "/health/", "//budget"])
+def test_no_other_path_is_answered(app, path):
+    status, found = call(app, "GET", path, headers={})
+    assert status == 404 and found["error"]["code"] == "not_found"
+
+
 def test_health_needs_no_token_and_tells_nothing(app):
     assert call(app, "GET", "/health", headers={}) == (200, {"status": "ok"})
 

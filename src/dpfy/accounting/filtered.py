@@ -21,7 +21,7 @@ from dpfy.ledger.events import Repeated, canonical_json
 from dpfy.types import Interval, Relation, Unit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FilterGuarantee(Guarantee):
     """The guarantee of a ledger with a filter: the filter's limit, whatever was spent of it.
 
@@ -79,7 +79,7 @@ class FilterGuarantee(Guarantee):
         return self.filter.profile(self.method, self.relation, self.accuracy)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GroupFilterGuarantee(GroupGuarantee):
     """The guarantees of a ledger whose filter has a limit for each group of records.
 

@@ -15,7 +15,7 @@ from dpfy.ledger.individual import event_of_group
 from dpfy.types import GroupInterval, Relation, Unit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GroupGuarantee(Guarantee):
     """The guarantees of all groups of a run, each under its name, and the weakest of them.
 
@@ -50,6 +50,9 @@ class GroupGuarantee(Guarantee):
     """
 
     groups: Mapping[str, Guarantee] = field(kw_only=True, hash=False)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}; .groups has {', '.join(map(repr, self.groups))}>"
 
     @property
     def noise_multiplier(self) -> float | None:

@@ -25,7 +25,6 @@ from dpfy.noise import LatticeGaussian, SecureStream
 from dpfy.plans.pate import PatePlan
 from dpfy.plans.pate_groups import UNIT
 
-_BLOCK = 256  # inputs that teachers are asked about at once
 _ISOLATION = Ground(
     Kind.THEOREM,
     "isolation",
@@ -75,7 +74,6 @@ class Asking:
         self._ledger, self._stream = ledger, stream
         self._table = AnswerTable(ledger.path and answers_beside(ledger.path))
         self._paid = ledger.count  # which counts them all anew
-        self._first, self._block = 0, np.empty((0, plan.classes))
 
     def all(self, tell: Callable[[int, int], None]) -> npt.NDArray[np.int64]:
         """Return the label of each input, and tell how many are done."""
@@ -102,22 +100,22 @@ class Asking:
 
     def _asked(self, place: int) -> int:
         plan = self._plan
+        self._pay(plan.check or plan.answer)
+        votes = self._votes(place)
         if plan.check is not None:
             assert plan.threshold is not None
-            self._pay(plan.check)
-            (most,) = self._noisy(plan.check, [self._lead(place)])
+            (most,) = self._noisy(plan.check, [self._lead(place, votes)])
             if most < plan.threshold:
                 return self._unasked(place)
-        self._pay(plan.answer)
-        return int(np.argmax(self._noisy(plan.answer, self._votes(place))))
+            self._pay(plan.answer)
+        return int(np.argmax(self._noisy(plan.answer, votes)))
 
     def _pay(self, event: Sampled) -> None:
         self._ledger.reserve(event)
         self._paid += 1
 
-    def _lead(self, place: int) -> float:
+    def _lead(self, place: int, votes: Floats) -> float:
         """Return the largest count, over what the student predicts if it does."""
-        votes = self._votes(place)
         if self._predicted is not None:
             expected = self._plan.parts * _probabilities(self._predicted[place])
             votes = votes - np.round(expected / UNIT) * UNIT  # so that no difference is rounded
@@ -132,14 +130,12 @@ class Asking:
         return int(sure.argmax()) if sure.max() >= self._plan.confidence else NO_CONSENSUS
 
     def _votes(self, place: int) -> Floats:
-        """Return the votes on an input that was paid for; teachers are asked block by block."""
-        if not self._first <= place < self._first + len(self._block):
-            groups = self._plan.groups
-            self._first = place
-            answers = self._teachers.answers(self._x[place : place + _BLOCK])
-            weights = None if groups is None else groups.weights
-            self._block = count_votes(answers, self._plan.classes, weights)
-        return self._block[place - self._first]
+        """Return the votes on an input that was paid for; teachers see no other."""
+        groups = self._plan.groups
+        answers = self._teachers.answers(self._x[place : place + 1])
+        weights = None if groups is None else groups.weights
+        (votes,) = count_votes(answers, self._plan.classes, weights)
+        return votes
 
     def _noisy(self, event: Sampled, values: Any) -> Floats:
         """Return values with the noise of a recorded event, so that the two cannot differ."""

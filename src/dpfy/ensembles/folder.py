@@ -5,16 +5,17 @@ Tests: tests/ensembles/test_teachers.py.
 
 import json
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpfy.ensembles.parts import Partition
 from dpfy.ensembles.predictors import Format
 from dpfy.errors import CheckpointError
-from dpfy.run.state_file import read_state, write_state
-from dpfy.types import Unit
+from dpfy.run.state_file import packed_state, read_state, write_packed
 
 _FILE = "teachers.json"
+_TEACHER = "teacher-{}.safetensors"
 
 
 class Folder:
@@ -23,39 +24,53 @@ class Folder:
     def __init__(self, folder: str | os.PathLike[str], format: Format) -> None:
         self._folder, self.format = Path(folder), format
 
-    def begin(
-        self,
-        partition: Partition,
-        seeds: tuple[int, ...],
-        key: bytes,
-        key_source: str,
-        unit: Unit,
-    ) -> bytes:
+    def begin(self, declared: Mapping[str, Any], key: bytes) -> bytes:
         """Declare what the folder holds, or compare with what it declares; return its key."""
-        declared = {
-            "partition": partition.to_json(),
-            "seeds": list(seeds),
-            "key_source": key_source,
-            "unit": str(unit),
-        }
-        if (self._folder / _FILE).exists():
-            facts = self.facts()
-            known = {name: facts[name] for name in declared}
-            if json.loads(json.dumps(declared)) != known:
-                raise CheckpointError(
-                    f"{self._folder} holds teachers of other parts or seeds. Use another folder, "
-                    "or the same arguments as before."
-                )
-            return bytes.fromhex(facts["key"])
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        text = json.dumps({**declared, "key": key.hex()})
-        temporary = self._folder / (_FILE + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._folder / _FILE)
-        return key
+        if not self._declared:
+            self._declare(declared, key)
+        facts = self.facts()  # those of another process, if that was first
+        if json.loads(json.dumps(declared)) != {name: facts.get(name) for name in declared}:
+            raise CheckpointError(
+                f"{self._folder} holds teachers of other parts or seeds, or of another number of "
+                "records. Use another folder, or the same arguments as before."
+            )
+        return bytes.fromhex(facts["key"])
+
+    def begin_new(self, declared: Mapping[str, Any]) -> None:
+        """Declare what the folder holds, if it holds no teachers yet."""
+        if self._declared or not self._declare(declared, b""):
+            raise CheckpointError(f"{self._folder} holds teachers already. Use another folder.")
+
+    @property
+    def _declared(self) -> bool:
+        return (self._folder / _FILE).exists()
+
+    def _declare(self, declared: Mapping[str, Any], key: bytes) -> bool:
+        """Write what the folder holds at once and for good; return False if it is there."""
+        if any(self._folder.glob(_TEACHER.format("*"))) and not self._declared:
+            raise CheckpointError(
+                f"{self._folder} holds teachers, but not {_FILE}, which says how records were "
+                "divided among them. Use another folder."
+            )
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
+            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=_FILE)  # mode 0600
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(json.dumps({**declared, "key": key.hex()}))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(temporary, self._folder / _FILE)  # which replaces nothing
+            finally:
+                os.unlink(temporary)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._folder} could not be written: {error.strerror}."
+            ) from error
+        return True
 
     def facts(self) -> dict[str, Any]:
         """Return what the folder declares."""
@@ -70,22 +85,19 @@ class Folder:
         """Return whether a part is done."""
         return self._path(part).exists()
 
-    def restored(self, state: dict[str, Any] | None) -> Any:
-        """Return the predictor of a state; none that cannot be restored."""
-        if state is None:
-            return None
-        try:
-            return self.format.restore(state)
-        except Exception:  # a part's own failure: it has no teacher
-            return None
+    def packed(self, predictor: Any) -> bytes:
+        """Return what the file of a predictor holds; this runs the code of the format."""
+        return packed_state({"predictor": self.format.state(predictor)})
 
-    def write(self, part: int, state: dict[str, Any] | None) -> None:
-        """Keep a part's state, or that it has no teacher."""
-        write_state(self._path(part), {"predictor": state})
+    def write(self, part: int, packed: bytes | None) -> None:
+        """Keep a part's packed predictor, or that it has no teacher."""
+        data = packed_state({"predictor": None}) if packed is None else packed
+        write_packed(self._path(part), data, mode=0o600)
 
-    def read(self, part: int) -> Any:
-        """Return the predictor of a part, or None."""
-        return self.restored(read_state(self._path(part))["predictor"])
+    def read(self, part: int) -> dict[str, Any] | None:
+        """Return the state of a part's predictor, or None."""
+        state: dict[str, Any] | None = read_state(self._path(part))["predictor"]
+        return state
 
     def _path(self, part: int) -> Path:
-        return self._folder / f"teacher-{part:05d}.safetensors"
+        return self._folder / _TEACHER.format(f"{part:05d}")

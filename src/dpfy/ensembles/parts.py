@@ -32,8 +32,9 @@ class Partition:
     (or of its unit), so that no record has an effect on the parts of another. Records of one unit
     are in the same part. Which numbers the function gives is of no importance for privacy.
 
-    *Assumes* that a record's group is public or independent of the data. A record of no known group
-    is in no part.
+    *Assumes* that a record's group is public or independent of the data, and that its unit and its
+    group were read without regard to other records: in an array of one type, one text makes texts
+    of all numbers. A list has no such type. A record of no known group is in no part.
 
     Args:
         parts: The number of teachers, at least 1; or for each group's name the number of its own.
@@ -107,8 +108,8 @@ class Partition:
             records: The number of records.
             key: 32 secret bytes; the same key gives the same parts.
             unit_of: The unit of each record, such as a user's number or name; by default every
-                record is one.
-            group_of: The name of each record's group, for partitions with groups.
+                record is one. Equal numbers, such as 1 and 1.0, are one unit.
+            group_of: The name of each record's group, a text, for partitions with groups.
 
         Returns:
             One sorted array for each part.
@@ -117,12 +118,12 @@ class Partition:
             InvalidArgument: If groups or units do not fit the partition, or both are given.
         """
         self._check(records, key, unit_of, group_of)
-        units = range(records) if unit_of is None else np.asarray(unit_of).tolist()
-        groups = (None,) * records if group_of is None else np.asarray(group_of).tolist()
+        units = range(records) if unit_of is None else _entries(unit_of)
+        groups = (None,) * records if group_of is None else _entries(group_of)
         choices = self._choices()
         found: list[list[int]] = [[] for _ in range(self.teachers)]
         for index, (unit, group) in enumerate(zip(units, groups, strict=True)):
-            if group in choices:
+            if (group_of is None or isinstance(group, str)) and group in choices:
                 for part in _distinct(key, unit, *choices[group]):
                     found[part].append(index)
         return [np.array(rows, dtype=np.int64) for rows in found]
@@ -178,9 +179,25 @@ class Partition:
                 raise InvalidArgument(f"Expected {name} to have one entry for each record.")
 
 
+def _entries(column: Any) -> list[Any]:
+    """Return the entries of a column one by one: none decides on the type of another."""
+    given = column.tolist() if hasattr(column, "tolist") else column
+    return [each.tolist() if hasattr(each, "tolist") else each for each in given]
+
+
+def _name(unit: object) -> bytes:
+    """Return the name of a unit; equal numbers have one name."""
+    if isinstance(unit, int) or (isinstance(unit, float) and unit.is_integer()):
+        return f"int:{int(unit)}".encode()
+    return f"{type(unit).__name__}:{unit}".encode("utf-8", "surrogatepass")
+
+
 def _distinct(key: bytes, unit: object, first: int, count: int, copies: int) -> list[int]:
     """Return ``copies`` different parts for a unit, of ``count`` that begin at ``first``."""
-    name = f"{type(unit).__name__}:{unit}".encode()
+    try:
+        name = _name(unit)
+    except Exception:  # what has no name is in no part: an error would tell of a record
+        return []
     words = hashlib.shake_256(b"dpfy part:" + key + name).digest(_WORD * copies)
     chosen: list[int] = []
     for taken in range(copies):

@@ -79,7 +79,8 @@ class Pate(PatePlan):
         Args:
             teachers: The teachers, divided as :attr:`partition` says.
             x: Public inputs, as the teachers' predictors take them.
-            ledger: The file of the ledger, or an open one; None keeps it in memory.
+            ledger: The file of the ledger, or an open one; None keeps it in memory, for this call
+                alone: each such call has a budget of its own, and what they spend adds up.
             predicted: For ``"interactive"``, the student's probability of each class for each
                 input.
             progress: A function that is told how many inputs are done, and how many there are.

@@ -108,12 +108,16 @@ class Teachers:
         goes on where the first was interrupted. The folder is as sensitive as the records.
 
         *Formal guarantee*: one record added, removed or replaced changes the teachers of its own
-        part alone, which is one, or as many as its group has copies.
+        part alone, which is one, or as many as its group has copies. A user who is replaced by
+        another one changes two: the part of each.
 
         *Assumes* that ``train_one`` is a function of its arguments, and keeps and changes nothing
         else: no tuning, scaling or stopping by other records, no state between calls. Generators of
         Python, numpy and torch begin from the seed. A call that goes on has the same records in the
-        same order. Nobody measures how long a part takes.
+        same order. Nobody measures how long a part takes. With ``workers=0``, ``train_one`` and
+        the format do not end or interrupt the process, and write nothing below Python (to the file
+        descriptors of stdout and stderr) or from threads of their own: only other processes are
+        silenced as a whole, so that at least one is better.
 
         Args:
             train_one: Returns a predictor, given the records of a part and its public seed.
@@ -126,7 +130,8 @@ class Teachers:
             folder: Where teachers are kept.
             format: How they are kept; by default as those of
                 :func:`~dpfy.ensembles.train_linear` are.
-            workers: The number of processes; 0 trains in this one.
+            workers: The number of processes; 0 trains in this one. Take at least 1 for code that
+                may crash or that prints from C.
             rehearsal: Public records of the same form.
             progress: A function that is told how many parts are done, and how many there are.
             insecure_test_key: A key that makes the parts reproducible, and nothing private.
@@ -136,7 +141,8 @@ class Teachers:
 
         Raises:
             InvalidArgument: If an argument is out of its range, before a record is read.
-            CheckpointError: If the folder was begun for other parts or seeds.
+            CheckpointError: If the folder was begun for other parts, seeds or numbers of records,
+                or cannot be written.
         """
         partition = parts if isinstance(parts, Partition) else Partition(parts)
         numbers = _public_seeds(seeds, partition.teachers)
@@ -147,17 +153,22 @@ class Teachers:
         stream = SecureStream(insecure_test_key, "sampling")
         unit = Unit.RECORD if unit_of is None else Unit.USER
         key = stream.words(4).tobytes()
+        records = _records(data)
         if kept is not None:
-            key = kept.begin(partition, numbers, key, stream.key_source, unit)
-        divided = partition.draw(_records(data), key, unit_of=unit_of, group_of=group_of)
-        train = _Training(train_one, data, divided, numbers, kept)
-        predictors = train.all(workers, progress)
+            declared = _declared(partition, numbers, stream.key_source, unit, records)
+            key = kept.begin(declared, key)
+        divided = partition.draw(records, key, unit_of=unit_of, group_of=group_of)
+        train = _Training(train_one, data, divided, numbers, kept, workers)
+        predictors = train.all(progress or (lambda done, parts: None))
         return cls(predictors, partition, numbers, stream.key_source, unit)
 
     def answers(self, x: Any) -> npt.NDArray[np.float64]:
         """Return the answer of each teacher to each input: a sensitive array.
 
         A teacher that is missing, raises, or returns another shape or no numbers answers NaN.
+
+        *Assumes* that ``predict`` does not end or interrupt the process, and that it writes nothing
+        below Python or from threads of its own.
 
         Args:
             x: Public inputs, as the predictors take them.
@@ -166,17 +177,17 @@ class Teachers:
             The answers, of the shape (parts, len(x)); NaN where there is none.
         """
         found = np.full((self.parts, len(x)), np.nan)
-        shared = copy.deepcopy(x)  # no teacher changes what the next one is asked
-        if isinstance(shared, np.ndarray):
-            shared.flags.writeable = False
         for part, (predictor, seed) in enumerate(zip(self._predictors, self.seeds, strict=True)):
             if predictor is not None:
-                given = shared if isinstance(shared, np.ndarray) else copy.deepcopy(shared)
-                found[part] = _answers(predictor, given, seed)
+                own = copy.deepcopy(x)  # a flag against writing does not bind torch
+                found[part] = _answers(predictor, own, len(x), seed)
         return found
 
     def save(self, folder: str | os.PathLike[str], format: Format | None = None) -> None:
-        """Write the teachers to a folder, which is then as sensitive as the records.
+        """Write the teachers to a new folder, which is then as sensitive as the records.
+
+        A teacher that the format cannot keep is silently saved as a missing one: try the format on
+        a teacher of public records first.
 
         Args:
             folder: The folder; it is made if it is missing.
@@ -184,12 +195,13 @@ class Teachers:
                 :func:`~dpfy.ensembles.train_linear` are.
 
         Raises:
-            CheckpointError: If the folder holds other teachers, or cannot be written.
+            CheckpointError: If the folder holds teachers, or cannot be written.
         """
         kept = Folder(folder, format or LinearFormat())
-        kept.begin(self.partition, self.seeds, b"", self.key_source, self.unit)
-        for part, predictor in enumerate(self._predictors):
-            kept.write(part, None if predictor is None else kept.format.state(predictor))
+        kept.begin_new(_declared(self.partition, self.seeds, self.key_source, self.unit))
+        for part, (predictor, seed) in enumerate(zip(self._predictors, self.seeds, strict=True)):
+            known = predictor is not None
+            kept.write(part, _guarded(seed, kept.packed, predictor) if known else None)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], format: Format | None = None) -> Self:
@@ -215,7 +227,7 @@ class Teachers:
                 f"{missing} of {partition.teachers} teachers in {folder} are not trained yet. Call "
                 "Teachers.fit with this folder again."
             )
-        predictors = [kept.read(part) for part in range(partition.teachers)]
+        predictors = [_restored(kept, part, seed) for part, seed in enumerate(facts["seeds"])]
         return cls(predictors, partition, facts["seeds"], facts["key_source"], facts["unit"])
 
 
@@ -228,42 +240,37 @@ class _Training:
         data: Any,
         divided: list[Indices],
         seeds: tuple[int, ...],
-        kept: "Folder | None",
+        kept: Folder | None,
+        workers: int,
     ) -> None:
         self._train_one, self._data, self._divided = train_one, data, divided
-        self._seeds, self._kept = seeds, kept
+        self._seeds, self._kept, self._workers = seeds, kept, workers
 
-    def all(
-        self, workers: int, progress: Callable[[int, int], None] | None
-    ) -> list[Predictor | None]:
+    def all(self, tell: Callable[[int, int], None]) -> list[Predictor | None]:
         """Return the predictor of each part, trained or read."""
         total = len(self._divided)
-        tell = progress or (lambda done, parts: None)
         found: dict[int, Any] = {}
         missing = []
         for part in range(total):
             if self._kept is not None and self._kept.has(part):
-                found[part] = self._kept.read(part)
+                found[part] = _restored(self._kept, part, self._seeds[part])
             else:
                 missing.append(part)
         tell(len(found), total)
-        for part, state in zip(missing, self._trained(missing, workers), strict=True):
-            if self._kept is not None:
-                self._kept.write(part, state)
-                state = self._kept.restored(state)
-            found[part] = state
+        for part, packed in zip(missing, self._trained(missing), strict=True):
+            found[part] = self._unpacked(part, packed)
             tell(len(found), total)
         return [found[part] for part in range(total)]
 
-    def _trained(self, parts: list[int], workers: int) -> Iterator[Any]:
-        """Yield what is kept of each part: a state with a folder, else a predictor, or None."""
-        if not workers:
+    def _trained(self, parts: list[int]) -> Iterator[Any]:
+        """Yield what training gives of each part, packed, or None."""
+        if not self._workers:
             yield from (self._one(part) for part in parts)
             return
-        team: Workers[Any] = Workers(workers, self._several, None)
+        team: Workers[Any] = Workers(self._workers, self._several, None)
         try:
             for results in team.begin(b"", [[part] for part in parts]):
-                yield next((state for each in results for state in each), None)
+                yield next((packed for each in results for packed in each), None)
         finally:
             team.close()
 
@@ -272,16 +279,24 @@ class _Training:
 
     def _one(self, part: int) -> Any:
         rows, seed = self._divided[part], self._seeds[part]
-        if not len(rows):
-            return None
-        with _alone(seed):
-            try:
-                found = as_predictor(self._train_one(_taken(self._data, rows), seed))
-                return found if self._kept is None else self._kept.format.state(found)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # an abort that one record can cause is an output
-                return None
+        return _guarded(seed, self._packed, rows, seed) if len(rows) else None
+
+    def _packed(self, rows: Indices, seed: int) -> Any:
+        """Train on some records; return bytes for a folder or from another process."""
+        found = as_predictor(self._train_one(_taken(self._data, rows), seed))
+        if self._kept is not None:
+            return self._kept.packed(found)
+        return pickle.dumps(found) if self._workers else found
+
+    def _unpacked(self, part: int, packed: Any) -> Any:
+        """Return the predictor of a part, which is kept first if there is a folder."""
+        seed = self._seeds[part]
+        if self._kept is not None:
+            self._kept.write(part, packed)
+            return _restored(self._kept, part, seed)
+        if packed is None or not self._workers:
+            return packed
+        return _guarded(seed, pickle.loads, packed)
 
 
 @contextmanager
@@ -297,19 +312,55 @@ def _alone(seed: int) -> Iterator[None]:
             back()
 
 
-def _answers(predictor: Predictor, x: Any, seed: int) -> npt.NDArray[np.float64] | float:
-    """Return a teacher's answers, or NaN for all of them."""
+def _guarded(seed: int, run: Callable[..., Any], *args: Any) -> Any:
+    """Return what a teacher's code returns, or None if it raises anything."""
     with _alone(seed):
         try:
-            found = predictor.predict(x)
-            if isinstance(found, torch.Tensor):
-                found = found.detach().cpu().numpy()
-            numbers = np.asarray(found, dtype=np.float64)
+            return run(*args)
         except KeyboardInterrupt:
-            raise
+            raise KeyboardInterrupt from None  # without a text, which may quote a record
         except BaseException:  # an abort that one record can cause is an output
-            return np.nan
-    return np.where(np.isfinite(numbers), numbers, np.nan) if numbers.shape == (len(x),) else np.nan
+            return None
+
+
+def _answers(
+    predictor: Predictor, x: Any, inputs: int, seed: int
+) -> npt.NDArray[np.float64] | float:
+    """Return a teacher's answers, or NaN for all of them; it may do to its inputs what it likes."""
+
+    def numbers() -> npt.NDArray[np.float64]:
+        found = predictor.predict(x)
+        if isinstance(found, torch.Tensor):
+            found = found.detach().cpu().numpy()
+        return np.asarray(found, dtype=np.float64)
+
+    found = _guarded(seed, numbers)
+    if found is None or found.shape != (inputs,):
+        return np.nan
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def _restored(kept: Folder, part: int, seed: int) -> Any:
+    """Return the predictor that a folder keeps of a part, or None."""
+    state = kept.read(part)
+    return None if state is None else _guarded(seed, kept.format.restore, state)
+
+
+def _declared(
+    partition: Partition,
+    seeds: tuple[int, ...],
+    key_source: str,
+    unit: Unit,
+    records: int | None = None,
+) -> dict[str, Any]:
+    """Return what a folder of teachers says about them."""
+    return {
+        "partition": partition.to_json(),
+        "seeds": list(seeds),
+        "key_source": key_source,
+        "unit": str(unit),
+        "records": records,
+    }
 
 
 def _rehearse(
@@ -321,9 +372,10 @@ def _rehearse(
     try:
         found = as_predictor(train_one(_taken(records, np.arange(_records(records))), seed))
         if kept is not None:
+            kept.packed(found)
             found = kept.format.restore(kept.format.state(found))
         elif workers:
-            pickle.dumps(found)  # the way back from another process
+            found = pickle.loads(pickle.dumps(found))  # the way back from another process
     finally:
         back()
     if not hasattr(found, "predict"):

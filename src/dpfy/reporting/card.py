@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpfy.reporting import label_words
 from dpfy.reporting.basis import strict_line
 from dpfy.reporting.groups import listed
+from dpfy.reporting.modes import KEY_OF_PARTS
 from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 from dpfy.reporting.verdict import TIERS_MEAN, delta_caution
 from dpfy.types import Unit
@@ -115,12 +116,13 @@ def _protected(report: "Report") -> KeyFact:
 
 
 def _key(report: "Report") -> KeyFact:
+    teachers = report.record.mode is not None
+    where = f"Where the random key of noise{'' if teachers else ' and samples'} came from"
     meaning = (
-        "Where the random key of noise and samples came from: a new one in every process, never "
-        "saved. Nobody who does not have it can subtract the noise."
+        f"{where}: a new one in every process, never saved. Nobody who does not have it can "
+        f"subtract the noise.{f' {KEY_OF_PARTS}' if teachers else ''}"
         if report.costs.secret_key
-        else "Where the random key of noise and samples came from: this one is not secret, and "
-        "anybody who knows it can subtract the noise."
+        else f"{where}: this one is not secret, and anybody who knows it can subtract the noise."
     )
     return KeyFact("Key", report.record.key_source, meaning)
 

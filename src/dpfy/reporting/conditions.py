@@ -13,6 +13,7 @@ from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.groups import CHANGES, LABELS
+from dpfy.reporting.modes import KEY_OF_PARTS
 from dpfy.reporting.numbers import delta_text, plain
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
@@ -132,9 +133,14 @@ def _laws(record: LedgerRecord) -> str:
 
 
 def _key(record: LedgerRecord, costs: Costs) -> Item:
+    fresh = "A fresh key from the operating system in every process, never saved"
+    own = (
+        f"{fresh}; noise and samples are drawn from a cipher under it."
+        if record.mode is None
+        else f"{fresh}; noise is drawn from a cipher under it. {KEY_OF_PARTS}"
+    )
     text = (
-        "A fresh key from the operating system in every process, never saved; noise and samples "
-        "are drawn from a cipher under it."
+        own
         if costs.secret_key
         else "Anybody who knows the key can recompute the noise and the samples and subtract the "
         "noise. Runs with such keys are for testing."

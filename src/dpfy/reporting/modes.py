@@ -10,6 +10,12 @@ from dpfy.ledger.events import Envelope, Event, RecordedQuery, Sampled
 from dpfy.plans.pate import KIND as PATE, PatePlan
 from dpfy.plans.prediction import KIND as PREDICTION, PredictionPlan
 
+KEY_OF_PARTS = (
+    "The key that divided records among teachers is another one. It is kept in the folder of the "
+    "teachers, if there is one, and is as sensitive as they are."
+)
+"""What a report of teachers says about their key."""
+
 
 @dataclass(frozen=True)
 class Mode:

@@ -23,12 +23,21 @@ _KEY = "dpfy"
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write nested dicts, lists, tuples, tensors and plain values durably, replacing ``path``."""
+    write_packed(path, packed_state(state))
+
+
+def packed_state(state: Mapping[str, Any]) -> bytes:
+    """Return what a file of the state holds."""
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _encode(state, "", tensors)
-    data = save(tensors, metadata={_KEY: json.dumps(skeleton, allow_nan=False)})
+    return save(tensors, metadata={_KEY: json.dumps(skeleton, allow_nan=False)})
+
+
+def write_packed(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a packed state durably, replacing ``path``, with permissions within ``mode``."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -97,7 +97,7 @@ def make_app(
 
         return _with_errors(checked)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/predict", guarded(predict), methods=["POST"]),
             Route("/budget", guarded(budget), methods=["GET"]),
@@ -105,6 +105,8 @@ def make_app(
         ],
         exception_handlers={HTTPException: _not_found},
     )
+    app.router.redirect_slashes = False  # a redirect would be an answer to who has no token
+    return app
 
 
 def _with_errors(handler: _Handler) -> _Handler:
