@@ -79,12 +79,12 @@ def test_a_deep_network_has_the_fast_engine_whatever_its_initial_weights():
 def wrong_in(monkeypatch):
     """Make every engine wrong in some draws of synthetic records."""
 
-    def make(draws):
+    def make(draws, factor=0.99):
         right = oracle.engine_sums
 
-        def found(trial, engine, draw=0):
-            sums = right(trial, engine, draw)
-            return [each * 1.01 for each in sums] if draw in draws else sums
+        def found(trial, engine, draw=0, record=None):
+            sums = right(trial, engine, draw, record)
+            return [each * factor for each in sums] if draw in draws else sums
 
         for module in (oracle, probe):
             monkeypatch.setattr(module, "engine_sums", found)
@@ -116,6 +116,33 @@ def test_an_engine_that_differs_in_most_draws_is_not(wrong_in, draws):
     wrong_in(draws)
     with pytest.raises(dpfy.errors.IsolationError, match="does not give the gradients"):
         chosen()  # loop is made wrong, too
+
+
+@pytest.mark.parametrize("factor", [1.01, 10.0, float("nan")])
+@pytest.mark.parametrize("draws", [{0}, {0, 2, 6}])
+def test_an_engine_that_exceeds_the_bound_where_it_differs_is_not(wrong_in, draws, factor):
+    """A kink changes a gradient, and never by how much a record can change the sum."""
+    wrong_in(draws, factor)
+    with pytest.raises(dpfy.errors.IsolationError, match="does not give the gradients"):
+        chosen()
+
+
+def test_what_one_record_adds_is_the_clipped_gradient_that_it_has_in_the_chunk():
+    model, example = nn.Linear(3, 2), torch.rand(2, 3)
+    trained = dict(model.named_parameters())
+    judge = probe.Probe(
+        model, trained, lambda x: model(x).square().sum(1), oracle.Chunk.of(example, 2), True
+    )
+    for kind in judge.engines.values():
+        engine = kind(model, trained)
+        engine.prepare(judge.loss_fn, judge.input)
+        alone = [oracle.engine_sums(judge, engine, 1, record) for record in range(3)]
+        for each in alone:
+            assert sum(float(part.square().sum()) for part in each) == pytest.approx(1, rel=1e-3)
+        for parts, whole in zip(
+            zip(*alone, strict=True), oracle.engine_sums(judge, engine, 1), strict=True
+        ):
+            torch.testing.assert_close(sum(parts), whole)
 
 
 def test_the_draws_are_different_records_also_where_they_are_declared():

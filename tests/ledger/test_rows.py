@@ -1,11 +1,14 @@
 """Rows of a stream: what they are charged as, and that there are never more than the stream has."""
 
+from dataclasses import replace
+
 import pytest
 
 from dpfy.accounting import EnvelopeGuard, account
+from dpfy.accounting.rules_for.nested import _selected_pld
 from dpfy.errors import BudgetExhausted, InvalidArgument, LedgerMismatch, UnsupportedEvent
 from dpfy.ledger import Header, Ledger
-from dpfy.ledger.composite_events import Composed
+from dpfy.ledger.composite_events import Composed, Parallel
 from dpfy.ledger.events import (
     Cyclic,
     CyclicPoisson,
@@ -16,6 +19,8 @@ from dpfy.ledger.events import (
     Shuffled,
     SumQuery,
     canonical_json,
+    envelope_from_json,
+    envelope_to_json,
 )
 from dpfy.ledger.scopes import composition
 from dpfy.ledger.selection import PoissonTrials, Selected
@@ -230,12 +235,19 @@ def test_rows_of_one_ledger_are_one_stream_wherever_they_are():
     assert cost(ledger) == cost([Repeated(ROW, 5), Repeated(OTHER, 2)])
 
 
-def test_rows_that_name_no_run_are_of_the_one_that_there_is():
-    """As when somebody asks what the next step will cost; of several runs it could be any."""
-    first, second = begun(4), begun(4)
-    assert cost([*first.uses, Repeated(ROW, 1)]) == cost(Repeated(ROW, 5))
-    with pytest.raises(UnsupportedEvent, match="Rows of 2 runs"):
-        cost([*first.uses, *second.uses, Repeated(ROW, 1)])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_rows_that_name_no_run_are_refused_beside_equal_ones_that_do(runs):
+    """They could be of that run or of another one, which costs more."""
+    named = [use for _ in range(runs) for use in begun(4).uses]
+    for mixed in ([*named, Repeated(ROW, 1)], [Repeated(ROW, 1), *named]):
+        with pytest.raises(UnsupportedEvent, match="Rows that name no run"):
+            cost(mixed)
+    assert cost([*named, Repeated(OTHER, 1)]) > cost(named)
+
+
+def test_a_row_that_is_still_to_come_is_one_more_of_its_run():
+    uses = begun(4).uses
+    assert cost([*uses, Repeated(uses[0].event, 1)]) == cost(Repeated(ROW, 5))
 
 
 def test_a_name_changes_neither_a_record_nor_its_address():
@@ -245,3 +257,64 @@ def test_a_name_changes_neither_a_record_nor_its_address():
     assert Event.from_json(named.to_json()).source == named.source
     with pytest.raises(InvalidArgument, match="name of a run"):
         Row(STREAM, source=3)
+
+
+def test_a_composed_run_holds_rows_without_a_name():
+    """Composed runs that are equal cost the same, wherever one of them stands for the other."""
+    named = Composed.of(begun(4, other=1).uses)
+    plain = Composed.of([Repeated(ROW, 1), Repeated(OTHER, 1), Repeated(ROW, 3)])
+    assert named == plain and named.to_json() == plain.to_json()
+    assert named.address == plain.address and cost(named) == cost(plain)
+    part = Parallel(tuple(use.event for use in begun(1).uses))
+    assert part.to_json() == Parallel((ROW,)).to_json() and part.address == Parallel((ROW,)).address
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a", ""), ("", "b")])
+def test_a_composed_event_of_several_runs_is_refused(names):
+    """It would equal that of one run, which costs less, in caches and on record."""
+    rows = tuple(replace(ROW, source=name) for name in names)
+    with pytest.raises(InvalidArgument, match="equal rows of a composed event"):
+        Composed(rows, (2, 2))
+    value = Composed((ROW, OTHER), (2, 2)).to_json() | {"events": [row.to_json() for row in rows]}
+    with pytest.raises(InvalidArgument):
+        Event.from_json(value)
+    with pytest.raises(InvalidArgument, match="equal rows of a composed event"):
+        Composed.of(Repeated(row, 2) for row in rows)
+    other = Row(replace(STREAM, noise_multiplier=5.0), source=names[1])
+    assert Composed((rows[0], other), (2, 2)).events[1].source == ""
+
+
+def test_a_selection_of_two_runs_costs_the_same_before_and_after_that_of_one():
+    """Selections are remembered by equality."""
+    first, second = (Composed.of(begun(4).uses) for _ in range(2))
+    one, two = (
+        Selected(Composed.of([Repeated(run, 1) for run in runs]), PoissonTrials(3.0))
+        for runs in ((first,), (first, second))
+    )
+    assert one != two
+    after = cost(one), cost(two)
+    _selected_pld.cache_clear()
+    assert after[::-1] == (cost(two), cost(one)) and after[0] < after[1]
+
+
+def test_a_ledger_has_composed_runs_at_what_they_cost_whatever_was_reserved_before():
+    runs = [Composed.of(begun(4).uses) for _ in range(2)]
+    with Ledger.in_memory(header=Header(relation="zero_out")) as ledger:
+        for run in runs:
+            ledger.reserve(run)
+        assert cost(ledger) == cost(runs) == cost([*begun(4).uses, *begun(4).uses])
+
+
+def test_a_ledger_refuses_rows_of_another_run():
+    """They would count as its own, as one stream."""
+    with Ledger.in_memory(header=HEADER) as ledger:
+        with pytest.raises(LedgerMismatch, match="without the name of a run"):
+            ledger.reserve(begun(1).uses[0].event)
+        assert ledger.uses == ()
+
+
+def test_an_envelope_keeps_rows_of_two_runs_apart():
+    both = (*begun(2).uses, *begun(2).uses)
+    found = envelope_from_json(envelope_to_json(both))
+    assert [run.event.source for run in found] == [run.event.source for run in both]
+    assert cost(found) == cost(both)

@@ -335,8 +335,9 @@ def account(
     A ledger is accounted for what it reserved; see :attr:`Guarantee.envelope` for what it
     registered. Rows of a stream count as one stream wherever they are in the source, run by run:
     the uses of several ledgers may be one list. Rows that were made by hand name no run and count
-    as those of one; two such runs are accounted as a ``Composed`` event each. A ledger that
-    declared a filter is accounted by that filter's limit, never by the steps that it reserved.
+    as those of one; two such runs are accounted as a ``Composed`` event each, and beside equal
+    rows that do name a run they are refused. A ledger that declared a filter is accounted by that
+    filter's limit, never by the steps that it reserved.
     Where groups of records have rates and bounds of their own, there is one guarantee for each
     group: a :class:`~dpfy.accounting.GroupGuarantee`.
 

@@ -139,22 +139,13 @@ def _counted(envelope: Iterable[Repeated]) -> list[tuple[Event, int]]:
             named.setdefault(run.event, set()).add(run.event.source)
         event, times = counts.get(key, (run.event, 0))
         counts[key] = event, times + run.times
-    for event, runs in named.items():
-        if "" in runs and len(runs) > 1:
-            _join(counts, event, sorted(runs - {""}))
-    return list(counts.values())
-
-
-def _join(counts: dict[object, tuple[Event, int]], event: Event, runs: list[str]) -> None:
-    """Count rows that name no run as those of the one run that there is."""
-    if len(runs) > 1:
+    if any("" in runs and len(runs) > 1 for runs in named.values()):
         raise UnsupportedEvent(
-            f"Rows of {len(runs)} runs of one plan come with rows that name no run, and could be "
-            "of any of them. Take all rows from Ledger.uses, or account each run as a Composed "
-            "event."
+            "Rows that name no run come with equal rows that name one, and could be of that run "
+            "or of another. Take all rows from Ledger.uses, also one that is still to come, or "
+            "account each run as a Composed event."
         )
-    key = event, runs[0]
-    counts[key] = event, counts[key][1] + counts.pop((event, ""))[1]
+    return list(counts.values())
 
 
 def _charged(counts: list[tuple[Event, int]], relation: str) -> Iterator[tuple[Event, int]]:

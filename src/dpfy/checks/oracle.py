@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpfy.checks.recycled import RecycledProducts
-from dpfy.checks.tolerance import are_equal_sums, squared_norm
+from dpfy.checks.tolerance import are_equal_sums, is_within, squared_norm
 from dpfy.checks.trial import SEED, Trial
 from dpfy.errors import LossError
 from dpfy.gradients import Engine, LoopEngine
@@ -22,6 +22,7 @@ from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.sandbox.rng_isolation import fix_seed
 
 _GRID = 2.0**-40
+_CLIP = 1.0
 _FACTORS = (2.0**12, 2.0**8, 2.0**16)  # of losses; powers of two, which change no digit
 _MORE_DRAWS = 6  # of records, where the first left doubts
 _DRAWS = 100  # apart are the seeds of draws, beyond those of other checks
@@ -33,16 +34,30 @@ def agrees_elsewhere(trial: Trial, engine: Engine, memory: Workspace) -> bool:
     A batch is rounded otherwise than a record alone. Where that moves an activation to the other
     side of a kink, as of a ReLU or of max-pooling, gradients differ by much more than rounding,
     and both are right. About one network in twenty of ResNet18's size meets one; an engine
-    that is wrong is wrong on all.
+    that is wrong is wrong on all. A kink changes gradients and never their bound: an engine that
+    exceeds it on any of the records on which it differs is refused.
     """
     try:
+        if not _is_bounded(trial, engine, draw=0):  # on which it differed
+            return False
         agreed = 0
         for draw in range(1, _MORE_DRAWS + 1):
             expected = oracle_sums(trial, memory, draw)
-            agreed += are_equal_sums(engine_sums(trial, engine, draw), expected, trial.shortest)
+            if are_equal_sums(engine_sums(trial, engine, draw), expected, trial.shortest):
+                agreed += 1
+            elif not _is_bounded(trial, engine, draw):
+                return False
     except Exception:  # on synthetic records: they cannot decide
         return False
     return agreed > _MORE_DRAWS // 2
+
+
+def _is_bounded(trial: Trial, engine: Engine, draw: int) -> bool:
+    """Whether an engine clips what each record of a draw adds to the sum, up to rounding."""
+    return all(
+        is_within(engine_sums(trial, engine, draw, record), _CLIP, trial.shortest)
+        for record in range(len(_FACTORS))
+    )
 
 
 def oracle_sums(trial: Trial, memory: Workspace, draw: int = 0) -> list[torch.Tensor]:
@@ -79,22 +94,28 @@ def oracle_sums(trial: Trial, memory: Workspace, draw: int = 0) -> list[torch.Te
     return sums
 
 
-def engine_sums(trial: Trial, engine: Engine, draw: int = 0) -> list[torch.Tensor]:
-    """Return the clipped sums of an engine, as it forms them in a step of one chunk."""
-    loss_fn, chunk, clipping = _clipped(trial, draw)
+def engine_sums(
+    trial: Trial, engine: Engine, draw: int = 0, record: int | None = None
+) -> list[torch.Tensor]:
+    """Return the clipped sums of an engine, as it forms them in a step of one chunk.
+
+    Given a record, return what it alone adds: the losses of the others in the chunk are zero.
+    """
+    loss_fn, chunk, clipping = _clipped(trial, draw, record)
     fix_seed(SEED)
     # memory that is not touched where the engine forms the sum in its own
     totals = [torch.empty_like(p, dtype=torch.float64) for p in trial.parameters.values()]
     return engine.bounded_sums(loss_fn, chunk, clipping).formed_in(totals)
 
 
-def _clipped(trial: Trial, draw: int) -> tuple[LossFn, Chunk, Clipping]:
+def _clipped(trial: Trial, draw: int, record: int | None = None) -> tuple[LossFn, Chunk, Clipping]:
     """Return loss, records and clipping by which engines are compared.
 
     Losses are scaled up, each by its own factor, so that every record is clipped: a sum
-    without clipping would be the same if gradients were counted for the wrong record.
+    without clipping would be the same if gradients were counted for the wrong record. Given a
+    record, the losses of all others are zero.
     """
-    clipping = Clipping(clip_to(1.0), _GRID, (0,) * len(trial.parameters))
+    clipping = Clipping(clip_to(_CLIP), _GRID, (0,) * len(trial.parameters))
     chunk = trial.input(len(_FACTORS), _DRAWS * draw)
     chunk = wobbled(chunk, draw) if draw else chunk  # declared records are the same in every draw
 
@@ -102,7 +123,10 @@ def _clipped(trial: Trial, draw: int) -> tuple[LossFn, Chunk, Clipping]:
         losses = per_example(trial.loss_fn(*fields[:-1]), len(fields[-1]))
         return losses * fields[-1].to(losses.device)
 
-    return scaled, Chunk((*chunk.arguments, torch.tensor(_FACTORS)), chunk.size), clipping
+    factors = torch.tensor(
+        [factor if record in (None, place) else 0.0 for place, factor in enumerate(_FACTORS)]
+    )
+    return scaled, Chunk((*chunk.arguments, factors), chunk.size), clipping
 
 
 def _with_clipped(

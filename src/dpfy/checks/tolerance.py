@@ -33,9 +33,20 @@ def are_equal_sums(
     whole = math.hypot(*lengths)
     return all(
         math.sqrt(squared_norm(f, e))
-        <= max(1e-3, 16 * precision) * length + max(1e-5, precision) * whole
+        <= _relative(precision) * length + max(1e-5, precision) * whole
         for f, e, length in zip(found, expected, lengths, strict=True)
     )
+
+
+def is_within(sums: list[torch.Tensor], bound: float, precision: float) -> bool:
+    """Whether the norm of sums, as one vector, is at most a bound, up to rounding."""
+    norm = math.hypot(*(math.sqrt(squared_norm(each)) for each in sums))
+    return norm <= bound * (1 + _relative(precision))
+
+
+def _relative(precision: float) -> float:
+    """Return the difference of sums, relative to their length, that rounding explains."""
+    return max(1e-3, 16 * precision)
 
 
 def squared_norm(values: torch.Tensor, others: torch.Tensor | None = None) -> float:

@@ -21,11 +21,13 @@ class Composed(Event, tag="composed"):
     """Several events on the same data, each repeated: a whole run seen as one event.
 
     Args:
-        events: the distinct events, in order.
+        events: the distinct events, in order. Rows of a stream are held without the name of their
+            run: all that are equal are of one.
         times: the number of repetitions of each event, at least 1.
 
     Raises:
-        InvalidArgument: if the lengths differ, or if an event is adaptive.
+        InvalidArgument: if the lengths differ, if an event is adaptive, or if equal rows are of
+            several runs.
 
     >>> from dpfy.ledger.events import Poisson, Sampled, SumQuery
     >>> run = Composed.of([Repeated(Sampled(Poisson(0.01), (SumQuery(1.0, 1.0),)), 200)])
@@ -45,6 +47,13 @@ class Composed(Event, tag="composed"):
             )
         for count in self.times:
             _validate.count("times", count)
+        rows = [event for event in self.events if event.at_most is not None]
+        if len({(row, row.source) for row in rows}) > len({*rows}):
+            raise InvalidArgument(
+                "Expected the equal rows of a composed event to be of one run, got rows of "
+                "several, or some that name none. Compose each run as an event of its own."
+            )
+        object.__setattr__(self, "events", tuple(event.unnamed for event in self.events))
 
     @classmethod
     def of(cls, envelope: Iterable[Repeated]) -> Self:
@@ -73,7 +82,8 @@ class Parallel(Event, tag="parallel"):
     A public rule assigns each record to a part, and looks at that record alone.
 
     Args:
-        parts: one event per part; no record is in two parts.
+        parts: one event per part; no record is in two parts. A row of a stream is held without
+            the name of its run.
         moves: whether replacing a record can move it to another part, as when the rule looks at its
             values. It is False if parts are assigned by public position.
 
@@ -90,6 +100,7 @@ class Parallel(Event, tag="parallel"):
             raise InvalidArgument("Expected at least one part.")
         if not isinstance(self.moves, bool):
             raise InvalidArgument(f"Expected moves={self.moves!r} to be True or False.")
+        object.__setattr__(self, "parts", tuple(part.unnamed for part in self.parts))
 
     @property
     def numerical_delta(self) -> float:

@@ -114,6 +114,14 @@ class Event(Fact):
         """The run that the event is of, if it is paid for together with others of that run only."""
         return ""
 
+    @property
+    def unnamed(self) -> "Event":
+        """The event without the name of its run.
+
+        Events that hold others hold them so: they are equal only if they cost the same.
+        """
+        return self
+
     def charged(self, times: int) -> "Envelope":
         """Return what the event costs if it happens ``times`` times: itself so often, by default.
 
@@ -479,9 +487,12 @@ def envelope_to_json(envelope: Envelope) -> dict[str, Any]:
 
     Each event is listed once; runs then refer to events by position and say how often each happens.
     """
-    numbers: dict[Event, int] = {}
-    runs = [[numbers.setdefault(run.event, len(numbers)), run.times] for run in envelope]
-    return {"events": [event.to_json() for event in numbers], "runs": runs}
+    numbers: dict[tuple[Event, str], int] = {}  # rows of two runs are equal
+    runs = [
+        [numbers.setdefault((run.event, run.event.source), len(numbers)), run.times]
+        for run in envelope
+    ]
+    return {"events": [event.to_json() for event, _ in numbers], "runs": runs}
 
 
 def envelope_from_json(value: object) -> Envelope:

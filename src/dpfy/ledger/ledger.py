@@ -482,6 +482,12 @@ class Ledger:
                 "filter that could account it. Declare one in the header when the ledger is "
                 "created."
             )
+        if event.source:
+            raise LedgerMismatch(
+                "Expected a row without the name of a run, because all rows on record are of this "
+                f"ledger's run, got one of {event.source!r}. Reserve Composed.of the rows of "
+                "another run."
+            )
         if self._journal.left_of(event) == 0:
             raise BudgetExhausted(
                 f"All {event.at_most:,} rows of the stream are on record in {self._store.name}. "

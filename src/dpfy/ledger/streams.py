@@ -350,7 +350,12 @@ class Row(Event, tag="row"):
     @property
     def address(self) -> str:
         """The content address, which rows of all runs share."""
-        return replace(self, source="").address if self.source else super().address
+        return self.unnamed.address if self.source else super().address
+
+    @property
+    def unnamed(self) -> "Row":
+        """The row without the name of its run."""
+        return replace(self, source="") if self.source else self
 
     @property
     def numerical_delta(self) -> float:
