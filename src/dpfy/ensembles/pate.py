@@ -1,7 +1,7 @@
 """PATE: label public inputs by the noisy votes of teachers, each label paid for first."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dpfy.accounting import Guarantee, account
 from dpfy.ensembles.asking import Asking
+from dpfy.ensembles.bars import Tell, telling
 from dpfy.ensembles.parts import Partition
 from dpfy.ensembles.teachers import Teachers
 from dpfy.errors import InvalidArgument, LedgerMismatch
@@ -61,7 +62,7 @@ class Pate(PatePlan):
         ledger: Ledger | str | os.PathLike[str] | None = None,
         *,
         predicted: Any = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: bool | Tell | None = None,
         insecure_test_key: int | bytes | None = None,
     ) -> npt.NDArray[np.int64]:
         """Label public inputs by the teachers' noisy votes, in order, as far as the limit goes.
@@ -83,7 +84,8 @@ class Pate(PatePlan):
                 alone: each such call has a budget of its own, and what they spend adds up.
             predicted: For ``"interactive"``, the student's probability of each class for each
                 input.
-            progress: A function that is told how many inputs are done, and how many there are.
+            progress: Whether to show a bar, or a function that is told how many inputs are done,
+                and how many there are. Default: a bar on a terminal and in a notebook.
             insecure_test_key: A key that makes the noise reproducible, and nothing private.
 
         Returns:
@@ -99,7 +101,8 @@ class Pate(PatePlan):
         source = next((each for each in keys if each != "operating system"), keys[0])
         with self._opened(ledger, source) as book:
             asking = Asking(self, teachers, x, predicted, book, stream_for(book, stream, "noise"))
-            return asking.all(progress or (lambda done, inputs: None))
+            with telling(progress, "public inputs") as tell:
+                return asking.all(tell)
 
     def _check(self, teachers: Teachers, x: Any, predicted: Any) -> None:
         # in order, for weights are given to teachers by their numbers

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from dpfy import _validate
+from dpfy.ensembles.bars import Tell, telling
 from dpfy.ensembles.folder import Folder
 from dpfy.ensembles.linear import LinearFormat
 from dpfy.ensembles.parts import Indices, Partition
@@ -88,13 +89,14 @@ class Teachers:
         parts: int | Mapping[str, int] | Partition = 250,
         *,
         seeds: Sequence[int] | str = "public",
+        unit: Unit | str | None = None,
         unit_of: Sequence[Any] | None = None,
         group_of: Sequence[Any] | None = None,
         folder: str | os.PathLike[str] | None = None,
         format: Format | None = None,
         workers: int = 0,
         rehearsal: Any = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: bool | Tell | None = None,
         insecure_test_key: int | bytes | None = None,
     ) -> Self:
         """Train one teacher on each part of the records.
@@ -125,6 +127,9 @@ class Teachers:
             parts: The number of teachers, or for each group's name the number of its own, or a
                 :class:`~dpfy.ensembles.Partition`.
             seeds: The seed of each part, from 0 to 2³² − 1; "public" numbers the parts.
+            unit: What one part has as a whole: ``"label"`` where features are public and
+                ``train_one`` is a :func:`dpfy.labels.label_teacher`. Default: a record, or with
+                ``unit_of`` a user.
             unit_of: The unit of each record, such as a user, where that is not the record itself.
             group_of: The name of each record's group, where parts have groups.
             folder: Where teachers are kept.
@@ -133,7 +138,8 @@ class Teachers:
             workers: The number of processes; 0 trains in this one. Take at least 1 for code that
                 may crash or that prints from C.
             rehearsal: Public records of the same form.
-            progress: A function that is told how many parts are done, and how many there are.
+            progress: Whether to show a bar, or a function that is told how many parts are done,
+                and how many there are. Default: a bar on a terminal and in a notebook.
             insecure_test_key: A key that makes the parts reproducible, and nothing private.
 
         Returns:
@@ -151,7 +157,7 @@ class Teachers:
         if rehearsal is not None:
             _rehearse(train_one, rehearsal, numbers[0], kept, workers)
         stream = SecureStream(insecure_test_key, "sampling")
-        unit = Unit.RECORD if unit_of is None else Unit.USER
+        unit = _unit(unit, unit_of)
         key = stream.words(4).tobytes()
         records = _records(data)
         if kept is not None:
@@ -159,7 +165,8 @@ class Teachers:
             key = kept.begin(declared, key)
         divided = partition.draw(records, key, unit_of=unit_of, group_of=group_of)
         train = _Training(train_one, data, divided, numbers, kept, workers)
-        predictors = train.all(progress or (lambda done, parts: None))
+        with telling(progress, "teachers") as tell:
+            predictors = train.all(tell)
         return cls(predictors, partition, numbers, stream.key_source, unit)
 
     def answers(self, x: Any) -> npt.NDArray[np.float64]:
@@ -417,3 +424,14 @@ def _taken(data: Any, rows: Indices) -> Any:
     if isinstance(data, torch.utils.data.Dataset):
         return torch.utils.data.Subset(data, rows.tolist())
     return [data[row] for row in rows.tolist()]
+
+
+def _unit(unit: Unit | str | None, unit_of: Sequence[Any] | None) -> Unit:
+    """Return the unit of the parts: users if, and only if, somebody says whose the rows are."""
+    expected = Unit.RECORD if unit_of is None else Unit.USER
+    found = expected if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
+    if (found is Unit.USER) != (unit_of is not None):
+        raise InvalidArgument(
+            f"Expected unit_of= with unit='user' and with no other, got unit={str(found)!r}."
+        )
+    return found
