@@ -10,7 +10,7 @@ import pytest
 
 from dpfy.accounting import account
 from dpfy.run.checkpoint import FILE as CHECKPOINT
-from experiments import pate, plots, predictions, shakespeare, table
+from experiments import labels, pate, plots, predictions, shakespeare, table
 from experiments.cell import Cell
 from experiments.configs import CELLS
 from experiments.features import FEATURES
@@ -218,7 +218,7 @@ def published() -> list[tuple[str, dict[str, Any]]]:
     return [
         (file.name, entry)
         for file in sorted((ROOT / "experiments" / "results").iterdir())
-        if file not in (pate.RESULTS, predictions.RESULTS, shakespeare.RESULTS)
+        if file not in (labels.RESULTS, pate.RESULTS, predictions.RESULTS, shakespeare.RESULTS)
         for entry in json.loads(file.read_text(encoding="utf-8"))
     ]
 

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,6 +35,12 @@ class Rows(Dataset):
         if index in self.bad:
             self.deed()
         return self.rows[index]
+
+
+@pytest.fixture
+def started(started):
+    """Start runs that do not say which engine they take."""
+    return partial(started, announce=False)
 
 
 def numbers():
