@@ -1,5 +1,6 @@
 """Train from a configuration, and write a folder with the model, the ledger and the report."""
 
+import inspect
 import json
 import shutil
 import signal
@@ -711,6 +712,11 @@ class Trainer:
         return json.dumps(
             {"spent": spent.to_json(), "claim": claimed.upper, "groups": by_group(claimed)}
         ).encode()
+
+
+# help() and editors read the arguments of __new__ first, which passes them on
+_self, *_arguments = inspect.signature(Trainer.__init__).parameters.values()
+Trainer.__signature__ = inspect.Signature(_arguments)  # type: ignore[attr-defined]
 
 
 def resume_training(
