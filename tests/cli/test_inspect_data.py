@@ -43,7 +43,7 @@ def network():
 model = network()
 
 def own(model, x, y):
-    return (model(x)[:, 0] - y).log()
+    return (0 * model(x)[:, 0] + 1.5 - y).log()  # NaN for the class 2
 
 number = 3
 """

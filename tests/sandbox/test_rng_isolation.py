@@ -245,7 +245,8 @@ def warning():
 def test_no_record_can_stop_the_run_or_speak(started, deed, workers, capfd):
     others = torch.cat([ROWS[:7], ROWS[8:]])
     assert torch.equal(
-        started(Hostile(deed), num_workers=workers).release(), started(others).release()
+        started(Hostile(deed), num_workers=workers, announce=False).release(),
+        started(others, announce=False).release(),
     )
     assert capfd.readouterr() == ("", "")
 

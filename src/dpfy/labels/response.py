@@ -118,7 +118,8 @@ class PriorResponse:
     ``"truth"``); ``docs/proofs/labels.md``, Lemma 1.
 
     >>> response = PriorResponse(classes=3, epsilon=20.0)
-    >>> response.release([2, 0], [[0.1, 0.2, 0.7], [0.1, 0.9, 0.0]], SecureStream()).labels
+    >>> stream = SecureStream(insecure_test_key=2)
+    >>> response.release([2, 0], [[0.1, 0.2, 0.7], [0.1, 0.9, 0.0]], stream).labels
     tensor([2, 0])
     """
 
