@@ -274,7 +274,7 @@ def test_records_that_are_all_left_out_are_told_in_one_line(tmp_path, capsys, ki
     heard = Heard()
     result = trainer(tmp_path, kind, [heard]).fit()
     (line,) = heard.notices
-    assert capsys.readouterr().out.splitlines() == [line]
+    assert capsys.readouterr().err.splitlines() == [line]
     assert (
         line.startswith("Only about ")
         and "labels outside the classes" in line
@@ -288,7 +288,7 @@ def test_healthy_records_are_not_spoken_of(tmp_path, capsys):
     result = trainer(tmp_path, callbacks=[heard]).fit()
     assert (
         heard.notices == []
-        and capsys.readouterr().out == ""
+        and capsys.readouterr().err == ""
         and result.contributing == pytest.approx(1, abs=0.3)
     )
     assert [

@@ -667,7 +667,7 @@ def test_auto_says_once_that_it_takes_a_slower_engine_and_why_with_the_line(star
     s = started(ROWS, model=model, steps=3)
     for batch in s.run:
         s.run.backward(loss, batch)
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("steps are slower") == 1
     assert "Engine 'loop' is used" in said and "'bookkeeping' is not safe here" in said
     assert "test_engine_choice.py:" in said and "if x.sum() > 100" in said

@@ -65,6 +65,7 @@ class _Outcomes:
             [(row,) for row in rows],
             plan,
             self.ledger,
+            announce=False,
             insecure_test_key=key,
             example_input=(torch.zeros(2, rows.shape[1]),),
         ) as run:

@@ -63,7 +63,7 @@ class EngineChoice:
     def announce(self) -> None:
         """Print why ``auto`` took a slower engine, once, outside of a step, which is silent."""
         if self.unsaid and self._announce:
-            sys.stdout.write(f"{self.unsaid}\n")
+            sys.stderr.write(f"{self.unsaid}\n")
         self.unsaid = ""
 
     def engine_for(self, context: StepContext, loss_fn: LossFn) -> Engine:

@@ -617,7 +617,7 @@ class Trainer:
         for text in filter(None, (slow, share)):
             self._said.add(text)
             if Ranks.present().first:
-                sys.stdout.write(f"{text}\n")
+                sys.stderr.write(f"{text}\n")  # results alone are on standard output
                 tell(callbacks, "on_notice", text)
 
     def _walk(self, run: Run) -> Iterator[tuple[Released, float]]:
