@@ -265,7 +265,7 @@ def test_a_record_of_no_group_is_not_even_read_and_says_nothing(started, capfd, 
     data = Watched()
     s = started(data, plan=plan(), group_of={0: "open", 1: "strict", 2: "Open"})
     s.release()
-    assert s.run.engine_notice in capfd.readouterr().out  # of the model, and nothing else
+    assert s.run.engine_notice in capfd.readouterr().err  # of the model, and nothing else
     data.reads.clear()
     s.release()
     assert sorted(set(data.reads)) == [0, 1]

@@ -255,7 +255,7 @@ def test_no_record_can_stop_the_run_or_speak(started, deed, workers, capfd):
 def test_warnings_about_records_are_not_shown(started, workers, capfd):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        released = started(Hostile(warning), num_workers=workers).release()
+        released = started(Hostile(warning), num_workers=workers, announce=False).release()
     assert not caught and capfd.readouterr().err == ""
     assert torch.equal(released, started(ROWS).release())
 
