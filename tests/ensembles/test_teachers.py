@@ -18,6 +18,8 @@ from dpfy import Teachers
 from dpfy.ensembles import FittedAttributes, LinearPredictor, ModuleState, train_linear
 from dpfy.ensembles.folder import Folder
 from dpfy.errors import CheckpointError, InvalidArgument
+from dpfy.labels import label_teacher
+from dpfy.types import Unit
 
 X = np.random.default_rng(0).normal(size=(120, 2))
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -411,3 +413,28 @@ def test_linear_teachers_learn_and_leave_out_unknown_labels():
     found = train_linear(2)((X, labels), 0)
     assert isinstance(found, LinearPredictor)
     assert (found.predict(X).numpy() == Y).mean() > 0.95
+
+
+def test_teachers_of_labels_have_all_features_and_move_by_one_label():
+    """PATE-FM: a changed label changes the teacher of its part alone, and the unit is a label."""
+
+    def semi_supervised(x, labels, seed):
+        known = labels >= 0
+        return Constant(float((labels[known] * (known.nonzero()[:, 0] + 1)).sum()))
+
+    def answers(y):
+        teacher = label_teacher(semi_supervised, torch.from_numpy(X), classes=2)
+        data = (np.arange(len(X)), y)
+        teachers = Teachers.fit(teacher, data, 8, unit="label", insecure_test_key=5)
+        assert teachers.unit is Unit.LABEL
+        return teachers.answers(X[:1])[:, 0]
+
+    other = Y.copy()
+    other[7] = 1 - other[7]
+    assert (answers(Y) != answers(other)).sum() == 1
+
+
+def test_users_are_named_if_and_only_if_they_are_the_unit():
+    for options in ({"unit": "user"}, {"unit": "label", "unit_of": list(range(len(X)))}):
+        with pytest.raises(InvalidArgument, match="unit_of= with unit='user'"):
+            Teachers.fit(train_linear(2), (X, Y), 8, **options)

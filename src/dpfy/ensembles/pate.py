@@ -194,7 +194,7 @@ def pate(
         method: ``"weight"`` or ``"upsample"``, for groups.
         copies: For ``"upsample"``, the number of teachers for a record of each group.
         relation: The neighbouring relation.
-        unit: The unit of privacy, ``"record"`` or ``"user"``.
+        unit: The unit of privacy, ``"record"``, ``"user"`` or ``"label"``.
 
     Returns:
         The plan.
