@@ -125,7 +125,9 @@ def test_command_serves_two_processes_and_survives_a_kill(folder):
         try:
             said = ""
             while "listening" not in said:
-                said += running.stdout.readline()
+                line = running.stdout.readline()
+                assert line, running.stderr.read()  # it ended before it listened
+                said += line
             token = token or re.search("shown once: (.+)", said)[1]
             answers.append([once_there(port, [[float(each)]], token) for each in range(-4, 5)])
         finally:
