@@ -170,7 +170,14 @@ class Query(Fact, tag="query"):
 
         The unit is the standard deviation over the noise multiplier.
         """
+        if not self.statistics:
+            return self._joint_of_leaves
         return math.sqrt(math.fsum(self.noise_share(leaf) for leaf in self._released(step)))
+
+    @cached_property
+    def _joint_of_leaves(self) -> float:
+        """What clipped sums by themselves are moved by, in every step."""
+        return math.sqrt(math.fsum(map(self.noise_share, self.leaves)))
 
     def _released(self, step: int) -> Iterator[ClippedSum | Statistic]:
         """Yield the sums that a step releases."""

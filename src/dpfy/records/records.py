@@ -126,7 +126,7 @@ class Records:
         for part, groups in zip(physical, self._groups(physical), strict=True):
             rows = part.tolist()
             for chunk, positions in groups:
-                yield LoadedChunk(chunk, tuple(rows[position] for position in positions))
+                yield LoadedChunk(chunk, tuple(map(rows.__getitem__, positions)))
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk, or None if it cannot be loaded or does not fit."""
