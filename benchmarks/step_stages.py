@@ -22,7 +22,7 @@ from dpfy.run.draws import Draws
 from dpfy.run.gate import Gate
 from dpfy.run.sum_accumulator import SumAccumulator
 
-_CALLS: tuple[tuple[str, Any, str], ...] = (
+CALLS: tuple[tuple[str, Any, str], ...] = (
     ("settings and release", run.Run, "backward"),
     ("check parameters", run, "_check_ready"),
     ("the step itself, isolation", run, "take_step"),
@@ -118,6 +118,6 @@ def watched(stages: Stages) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for stage, home, name in _CALLS:
+        for stage, home, name in CALLS:
             stack.enter_context(patch.object(home, name, timed(stage, getattr(home, name))))
         yield

@@ -232,7 +232,7 @@ class _Walk:
 
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
         """Read a layer of the model or beside it: switches, attributes, code and hooks."""
-        kind: type = type(value)
+        kind: Any = type(value)
         followed, library = _code_of(kind)
         plain, others = _divided(value, None if self._everything or not followed else self._names)
         self._found[way], self._found[f"{way}."] = kind.__qualname__, plain

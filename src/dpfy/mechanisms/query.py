@@ -8,7 +8,7 @@ norm at most 1, and the same noise goes on every coordinate (McMahan et al. 2018
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 from dpfy import _validate
@@ -205,6 +205,7 @@ class Query(Fact, tag="query"):
         )
 
     @staticmethod
+    @lru_cache(maxsize=256)  # most steps have those of the last one
     def _sum_query(name: str, moves: int, noise_multiplier: float, share: float) -> SumQuery:
         """Return the query of a sum that one record moves by ``moves`` bounds."""
         return SumQuery(

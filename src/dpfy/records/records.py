@@ -6,7 +6,6 @@ no text, no count, no traceback.
 Tests: tests/records/test_workers.py.
 """
 
-import copy
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,8 +99,8 @@ class Records:
 
     def keyed(self, key: bytes) -> Self:
         """Return the same records under a key."""
-        keyed = copy.copy(self)
-        keyed._key, keyed._begun = key, []
+        keyed = object.__new__(type(self))  # copy.copy goes a long way round
+        vars(keyed).update(vars(self), _key=key, _begun=[])
         return keyed
 
     def _fresh_key(self) -> bytes:
