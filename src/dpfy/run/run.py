@@ -150,14 +150,17 @@ class Run(Observed):
             BudgetExhausted: if the budget has no room for the step; nothing was read then.
             DivergenceError: if the model has parameters that are not finite.
             InvalidArgument: if the run is closed, or the batch is another run's.
+            LedgerError: in a fork of the process that opened the run.
         """
         with certified():  # whatever torch is set to around it; one thread of a process at a time
             if self._closed:
                 raise InvalidArgument("This run is closed. Open another with dpfy.privatize.")
+            self.context.require_opener()
             if not isinstance(batch, Batch) or batch.owner is not self:
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
             released = take_step(self.context, loss_fn, batch)
+            self.context.require_opener()  # the loss or the data set may have forked
             if self.context.engines.unsaid and self.context.ranks.first:
                 self.context.engines.announce()
             for each in self._listeners:  # which rank 0 has
