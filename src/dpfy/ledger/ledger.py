@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy._process import Opener
 from dpfy.errors import (
     BudgetExhausted,
@@ -364,6 +365,9 @@ class Ledger:
             finally:
                 self._writable = False
                 self._store.close()
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __enter__(self) -> Self:
         return self

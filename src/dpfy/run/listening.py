@@ -17,6 +17,7 @@ from dpfy.mechanisms.query import Contributing
 from dpfy.plans import Plan
 from dpfy.reporting import RunFacts, report
 from dpfy.reporting.facts import NOT_DECLARED
+from dpfy.reporting.notebook import ledger_card
 from dpfy.run.callbacks import Callback, Evaluation, Step
 from dpfy.run.context import StepContext
 from dpfy.run.released import Released
@@ -48,6 +49,10 @@ class Observed(Closing):
             f"<Run: {state}{self.context.progress.taken} of {self.plan.steps} steps taken, engine "
             f"{self.context.engines.name!r}, ledger {where}>"
         )
+
+    def _repr_html_(self) -> str | None:
+        """Show what the ledger has of the run, and nothing else."""
+        return ledger_card(self.context.ledger, "Run") if self.context.ranks.first else None
 
     @property
     def closed(self) -> bool:
