@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
@@ -144,6 +145,7 @@ _HOMES = {
     "run.progress": ("ProgressBar",),
     "trainer.saved": ("load_model",),
     "trainer.trainer": ("Trainer", "TrainingResult"),
+    "run.loggers": ("MlflowLog", "WandbLog"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),

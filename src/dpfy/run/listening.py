@@ -103,7 +103,9 @@ class Observed(Closing):
             InvalidArgument: if the plan has no budget, and no δ was given.
         """
         if self.context.ranks.first:
-            write_report(cast("Run", self), folder, delta, facts)
+            files = write_report(cast("Run", self), folder, delta, facts)
+            for each in self._listeners:
+                each.tell("on_report", files)
         return Path(folder)
 
     def _note(self, value: float, metric: str) -> None:
@@ -191,7 +193,7 @@ def delta_of(plan: Plan, delta: float | None) -> float:
 
 def write_report(
     run: "Run", folder: str | Path, delta: float | None, facts: RunFacts | None
-) -> Path:
+) -> tuple[Path, Path, Path]:
     """Write the report of a run, with what the run itself knows where nothing is declared."""
     given = facts if facts is not None else RunFacts(name=Path(folder).resolve().name)
     parameters = sum(p.numel() for p in run.model.parameters())
@@ -210,5 +212,5 @@ def write_report(
     ledger, path = run.ledger, run.ledger.path
     if run.closed and path is not None:
         ledger = Ledger.read(path)
-    report(ledger, delta_of(run.plan, delta), replace(given, **missing)).write(folder)  # type: ignore[arg-type]
-    return Path(folder)
+    found = report(ledger, delta_of(run.plan, delta), replace(given, **missing))  # type: ignore[arg-type]
+    return found.write(folder)
