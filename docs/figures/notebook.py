@@ -12,7 +12,9 @@ CELL = re.compile(
     r"^```python\n(.*?)^```$(?:\n\n```\{raw\} html\n[^`]*?_static/notebook/(\w+\.html))?",
     re.MULTILINE | re.DOTALL,
 )
-FRAME = '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{}</title><body>{}</body></html>'
+FRAME = (
+    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{}</title><body>{}</body></html>'
+)
 
 
 def run_cell(code: str, names: dict[str, object]) -> object:

@@ -120,7 +120,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _repr_html_(self) -> str:
         """Return the card for a notebook: public parameters, and the guarantee after a fit."""
-        facts = [(name, plain(value)) for name, value in self._published().items()]
+        declared = self._published().items()
+        facts = [(name, plain(value)) for name, value in declared if value is not None]
         fitted = getattr(self, "guarantee_", None)
         if fitted is None:
             return framed(card(type(self).__name__, sentence="Not fitted yet.", facts=facts))
