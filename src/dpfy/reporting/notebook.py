@@ -15,11 +15,11 @@ from dpfy.errors import DpfyError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.plans.plan import Plan
 from dpfy.reporting import html
-from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.document import Report, report
 from dpfy.reporting.facts import RunFacts
 from dpfy.reporting.numbers import bracket_text, delta_text, epsilon_text
 from dpfy.reporting.page import STYLE
+from dpfy.reporting.plan_words import plan_rows
 from dpfy.reporting.table import Table
 from dpfy.types import Budget, GroupBudgets, GroupInterval, Interval
 

@@ -48,8 +48,9 @@ from dpfy.trainer.builders import (
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.label_settings import NOT_FOR_LABELS, named_label_method
 from dpfy.trainer.objectives import PerRecord, objective_for
+from dpfy.trainer.result import TrainingResult
 from dpfy.trainer.signals import StopSignals
-from dpfy.trainer.trainer import LEDGER, MODEL, Trainer, TrainingResult, new_name
+from dpfy.trainer.trainer import LEDGER, MODEL, Trainer, new_name
 from dpfy.types import Unit
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
