@@ -14,6 +14,7 @@ from torch import nn
 from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
+from dpfy.gradients.modules import modules_of
 from dpfy.ledger import Ledger
 from dpfy.run.context import StepContext
 from dpfy.run.gate import Gate, are_finite
@@ -128,7 +129,7 @@ class Run(Observed):
             released = self.release(loss_fn, batch)
             _add_to_gradients(self.context.parameters, self.optimizers, released)
             self._gate.mark_released()
-        for module in self.model.modules():
+        for module in modules_of(self.model):
             if callable(absorb := getattr(module, "absorb", None)):
                 absorb(released.statistics)
         return released
