@@ -55,22 +55,24 @@ class Cohort:
         copy.zero_grad()
         return copy
 
-    def update_of(self, trained: nn.Module) -> dict[str, torch.Tensor | None]:
+    def update_of(self, trained: nn.Module | Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return what a client sends, given its copy of the model after local training.
 
         Args:
-            trained: A copy of :meth:`model`, trained in place.
+            trained: A copy of :meth:`model`, trained in place, or its state dictionary.
 
         Returns:
             The change of each trained parameter, or its gradient where the server was made with
-            ``local="fedsgd"``.
+            ``local="fedsgd"``, which needs the model.
         """
-        found = dict(trained.named_parameters())
+        found: Mapping[str, torch.Tensor]
+        found = dict(trained.named_parameters()) if isinstance(trained, nn.Module) else trained
+        parameters = self._terms.layout.parameters
         if self._terms.local == "fedsgd":
-            return {name: found[name].grad for name in self._terms.layout.parameters}
+            return {name: found[name].grad for name in parameters}
         return {
-            name: found[name].detach() - released.detach()
-            for name, released in self._terms.layout.parameters.items()
+            name: found[name].detach() - released.detach().expand(found[name].shape)
+            for name, released in parameters.items()
         }
 
     def add(
