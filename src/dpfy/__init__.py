@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsafeStorage as UnsafeStorage,
         UnsupportedEvent as UnsupportedEvent,
     )
+    from dpfy.federated.federate import federate as federate
     from dpfy.gradients.losses import Losses as Losses
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
@@ -122,6 +123,7 @@ _HOMES = {
         "UnsafeStorage",
         "UnsupportedEvent",
     ),
+    "federated.federate": ("federate",),
     "ledger": ("Ledger",),
     "mechanisms.controllers": (
         "AdaClip",

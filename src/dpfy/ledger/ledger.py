@@ -76,6 +76,8 @@ class Ledger:
         self._block = _validate.count("block", block)
         self._writable = writable
         self._guard: Guard | None = None
+        # whose descriptions were compared last, so that every step need not write them out
+        self._agreed: tuple[Header | None, Guard | None] = None, None
         self._paid_for: tuple[Event, bytes] | None = None
         self._paid = self._prepaid = 0  # steps of the last use, and those of them not taken
         self._intact = True
@@ -542,6 +544,9 @@ class Ledger:
     def _ready_guard(self) -> Guard:
         """Return the guard that the header names; without a header, the default guard."""
         guard = self._guard or Unguarded()
+        header, agreed = self._agreed
+        if header is not None and self.header is header and guard is agreed:
+            return guard
         if self.header is None:
             self._append([("header", Header(guard=guard.describe()).to_json())])
         elif canonical_json(self.header.guard) != canonical_json(guard.describe()):
@@ -550,6 +555,7 @@ class Ledger:
                 f"opened with {guard.describe().get('name')!r}. Open it with its own guard."
             )
         self._guard = guard
+        self._agreed = self.header, guard
         return guard
 
     def _affordable(self, guard: Guard, event: Event) -> int:

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -229,6 +230,7 @@ class LatticeGaussian(LatticeNoise):
         return self._own_prefetcher
 
 
+@lru_cache(maxsize=64)
 def _columns(stddev: float, grid: float) -> tuple[float, float]:
     """Return the standard deviation in columns, from 32 to 64 of them, and the size of a cell."""
     scale = steps_per_stddev(stddev, grid)
