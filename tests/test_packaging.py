@@ -29,9 +29,12 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }
-FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
+FRAMEWORKS = {  # what frameworks and trackers need; no part of dpfy[all]
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
+    "mlflow": {"alembic", "mlflow-skinny", "sqlalchemy"},
+    "tensorboard": {"tensorboard"},
+    "wandb": {"wandb"},
 }
 _LARGEST_SDIST = 1_500_000
 _LARGEST_FILE = 60_000  # of source: data or a figure that was swept in is larger

@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsafeStorage as UnsafeStorage,
         UnsupportedEvent as UnsupportedEvent,
     )
+    from dpfy.federated.federate import federate as federate
     from dpfy.gradients.losses import Losses as Losses
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
@@ -78,6 +79,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
@@ -120,6 +122,7 @@ _HOMES = {
         "UnsafeStorage",
         "UnsupportedEvent",
     ),
+    "federated.federate": ("federate",),
     "ledger": ("Ledger",),
     "mechanisms.controllers": (
         "AdaClip",
@@ -144,6 +147,7 @@ _HOMES = {
     "run.progress": ("ProgressBar",),
     "trainer.saved": ("load_model",),
     "trainer.trainer": ("Trainer", "TrainingResult"),
+    "run.loggers": ("MlflowLog", "WandbLog"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),

@@ -23,6 +23,7 @@ from dpfy.run.strict import strict_engine
 from dpfy.trainer.correlation import check_correlation
 from dpfy.trainer.group_budgets import check_group_settings
 from dpfy.trainer.label_settings import PROTECT, check_label_settings, named_label_method
+from dpfy.trainer.log_settings import named_loggers
 from dpfy.trainer.options import (
     importance_options,
     named_algorithm,
@@ -502,11 +503,21 @@ class TrainConfig:
         False,
         "Whether to write the evaluations for TensorBoard too; needs the extra tensorboard.",
     )
+    log: str | tuple | None = option(  # type: ignore[type-arg]
+        None,
+        "Trackers that are told what callbacks hear, with the report: mlflow:ADDRESS, "
+        "wandb:offline or tensorboard:FOLDER, in a list or separated by commas; each needs the "
+        "extra of its name.",
+        example=["mlflow:sqlite:///mlflow.db", "wandb:offline"],
+    )
 
     def __post_init__(self) -> None:
         table: Any = self.importance
         if not isinstance(table, ImportanceConfig):
             object.__setattr__(self, "importance", ImportanceConfig().changed(_as_mapping(table)))
+        if self.log is not None and isinstance(self.log, str | list | tuple):
+            listed = tuple(f"{kind}:{where}" for kind, where in named_loggers(self.log))
+            object.__setattr__(self, "log", listed or None)
         for item in fields(self):
             check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
@@ -686,11 +697,12 @@ class TrainConfig:
     def hyperparameters(self) -> dict[str, Any]:
         """Return all settings that are not None as one flat mapping, for reports.
 
-        The folder of the data sets is left out: it says nothing about the run.
+        The folder of the data sets and the trackers are left out: they say nothing about the run.
         """
         values = self.to_mapping()
         table = values.pop("importance")
-        values.pop("data_dir", None)
+        for name in ("data_dir", "log"):
+            values.pop(name, None)
         if self.budgets is not None:
             values.pop("epsilon")  # each group has its own
         return values | {f"importance.{name}": value for name, value in table.items()}

@@ -60,6 +60,7 @@ from dpfy.trainer.config import TrainConfig, current_names
 from dpfy.trainer.correlation import as_registered, correlation_options
 from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.label_settings import require_records
+from dpfy.trainer.loggers import open_loggers
 from dpfy.trainer.objectives import PerRecord, objective_for, scores_and_labels
 from dpfy.trainer.options import (
     named_algorithm,
@@ -200,6 +201,7 @@ class Trainer:
             TensorBoardLog.check()
         self.folder = Path(self.config.out) / (self.config.name or new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
+        self._loggers: tuple[Callback, ...] = ()
         self._evaluations: list[Evaluation] = []
         self._said: set[str] = set()
         self._shows_progress = False
@@ -229,6 +231,7 @@ class Trainer:
         with joined() as ranks:
             if resume_if_exists and ranks.from_first(self._begun_before):
                 return self.resume(progress=self._shows_progress)
+            self._open_loggers(ranks)
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
                 run = self._begin()
@@ -257,6 +260,7 @@ class Trainer:
         """
         self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         with joined() as ranks:
+            self._open_loggers(ranks)
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
                 return self._train(self._begin_again())
             run = resume(
@@ -517,6 +521,12 @@ class Trainer:
         assert isinstance(limit, Budget | GroupBudgets | RenyiFilter)  # as calibrate leaves it
         return limit.delta
 
+    def _open_loggers(self, ranks: Ranks) -> None:
+        """Refuse a tracker that does not answer, before anything is made or paid for."""
+        with ranks.together():
+            if ranks.first:
+                self._loggers = open_loggers(self.config, self.folder)
+
     def _callbacks(self) -> tuple[Callback, ...]:
         if not Ranks.present().first:
             return ()
@@ -529,24 +539,16 @@ class Trainer:
             own.append(TensorBoardLog(self.folder / "tensorboard"))
         if self._shows_progress:
             own.append(ProgressBar())
-        return (*own, *self._extra_callbacks)
+        return (*own, *self._loggers, *self._extra_callbacks)
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
-        with StopSignals(announce=Ranks.present().first) as stop, run:
-            try:
-                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
-                self._save(run)
-                stopped_early = self._steps(run, callbacks, stop)
-            except KeyboardInterrupt:
-                if stop.received:  # the second one, in the middle of a step
-                    raise
-                self._save(run)
-                raise self._interrupted(signal.SIGINT) from None
-            finally:
-                tell(callbacks, "on_end")
-            self._save(run)
-        found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        try:
+            stopped_early = self._walked(run, callbacks)
+            finish = partial(self._finish, run, stopped_early, callbacks)
+            found = json.loads(Ranks.present().from_first(finish))
+        finally:
+            tell(callbacks, "on_end")
         share = None if self.contributing is None else self.contributing.mean
         return TrainingResult(
             self.folder,
@@ -560,6 +562,21 @@ class Trainer:
             self._evaluated_model(),
             self.plan.unit,
         )
+
+    def _walked(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
+        """Take the steps and close the run; return whether public data stopped it early."""
+        with StopSignals(announce=Ranks.present().first) as stop, run:
+            try:
+                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                self._save(run)
+                stopped_early = self._steps(run, callbacks, stop)
+            except KeyboardInterrupt:
+                if stop.received:  # the second one, in the middle of a step
+                    raise
+                self._save(run)
+                raise self._interrupted(signal.SIGINT) from None
+            self._save(run)
+        return stopped_early
 
     def _interrupted(self, number: int) -> TrainingInterrupted:
         cause = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
@@ -677,7 +694,7 @@ class Trainer:
         values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
         run.save(self.folder, extra={**self._stateful(), "evaluations": values})
 
-    def _finish(self, run: Run, stopped_early: bool) -> bytes:
+    def _finish(self, run: Run, stopped_early: bool, callbacks: tuple[Callback, ...]) -> bytes:
         """Write the model and the report; return the ε spent and the claim, as JSON."""
         save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.value) for evaluation in self._evaluations)
@@ -703,7 +720,7 @@ class Trainer:
             history=history,
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
-        report(ledger, self._delta, facts).write(self.folder)
+        tell(callbacks, "on_report", report(ledger, self._delta, facts).write(self.folder))
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
         claimed = (
