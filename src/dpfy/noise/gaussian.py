@@ -9,12 +9,13 @@ from itertools import accumulate
 import torch
 
 from dpfy import _validate
+from dpfy._process import this_process
 from dpfy.errors import InvalidArgument
 from dpfy.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.past import Past
 from dpfy.noise.prefetch import NoisePrefetcher
-from dpfy.noise.random_stream import SecureStream, require_purpose, this_process
+from dpfy.noise.random_stream import SecureStream, require_purpose
 from dpfy.noise.rejection_table import CELL_BITS, Floats
 from dpfy.noise.vector import Piece, Vector
 
