@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpfy
+from dpfy.accounting import RenyiFilter
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.reporting import RunFacts, report
@@ -158,3 +159,17 @@ def test_drawings_of_two_cells_share_no_names(make, tmp_path):
 
 def test_what_has_no_card_has_a_repr():
     assert html_of(Repeated(Sampled(Poisson(0.1), (SumQuery(1.0, 1.0),)), 3)) is None
+
+
+def test_a_guarantee_of_groups_or_of_a_filter_shows_each_claim():
+    groups = {"strict": (1.0, 0.5), HOSTILE: (3.0, 0.5)}
+    plan = dpfy.idpsgd(records=1000, batch_size=100, epochs=2, groups=groups, delta=1e-4)
+    page = shown(dpfy.account(plan))
+    assert "ε of strict" in page.text and f"ε of {HOSTILE}" in page.text
+    assert "strict 1" in shown(plan).text
+    rule = RenyiFilter.tuned(2.0, 1e-3, PLAN.envelope)
+    with Ledger.in_memory(rule.guard(), Header(filter=rule.to_json())) as ledger:
+        ledger.reserve(Sampled(Poisson(0.1), (SumQuery(1.0, 2.0),), adaptive=True))
+        limit = shown(dpfy.account(ledger))
+    assert "1e-3" in limit.text and "2.000" in limit.text
+    assert "registered steps" not in limit.text  # the filter alone was registered

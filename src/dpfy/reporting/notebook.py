@@ -11,6 +11,7 @@ from hashlib import sha256
 
 from dpfy.accounting import Guarantee
 from dpfy.accounting.filtered import FilterGuarantee, GroupFilterGuarantee
+from dpfy.accounting.grouped import GroupGuarantee
 from dpfy.errors import DpfyError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.plans.plan import Plan
@@ -20,6 +21,7 @@ from dpfy.reporting.facts import RunFacts
 from dpfy.reporting.numbers import bracket_text, delta_text, epsilon_text
 from dpfy.reporting.page import STYLE
 from dpfy.reporting.plan_words import plan_rows
+from dpfy.reporting.statement import METHOD_NAMES
 from dpfy.reporting.table import Table
 from dpfy.types import Budget, GroupBudgets, GroupInterval, Interval
 
@@ -161,22 +163,33 @@ def _(shown: Guarantee) -> str:
         (shown.counted.capitalize(), f"{shown.steps:,}"),
         ("Unit of privacy", f"one {shown.unit}"),
         ("Neighbours", str(shown.relation).replace("_", " ")),
-        ("Accountant", shown.method.upper()),
+        ("Accountant", METHOD_NAMES.get(shown.method, shown.method.replace("_", " "))),
     )
-    rows = tuple((delta_text(delta), _claim_at(shown, delta)) for delta in DELTAS)
-    cost = Table("Privacy cost", ("δ", "ε"), rows, _ROUNDED)
+    deltas = _deltas_of(shown)
+    columns = {"ε": shown}
+    lead = _ROUNDED
     if not _is_limit(shown) and (whole := shown.envelope) is not None:
-        cost = Table(
-            "Privacy cost",
-            ("δ", "ε of what is on record", "ε of all registered steps"),
-            tuple((*row, _claim_at(whole, delta)) for row, delta in zip(rows, DELTAS, strict=True)),
+        columns = {"ε of what is on record": shown, "ε of all registered steps": whole}
+        lead = (
             f"{_ROUNDED} A run that stopped early after looking at outputs may claim the last "
-            "column only.",
+            "column only."
         )
+    elif isinstance(shown, GroupGuarantee):
+        columns = {f"ε of {name}": each for name, each in shown.groups.items()}
+    rows = tuple(
+        (delta_text(delta), *(_claim_at(each, delta) for each in columns.values()))
+        for delta in deltas
+    )
     return framed(
         card("Guarantee", cautions=() if shown.private else (TEST_KEY,), facts=facts),
-        html.table(cost),
+        html.table(Table("Privacy cost", ("δ", *columns), rows, lead)),
     )
+
+
+def _deltas_of(shown: Guarantee) -> list[float]:
+    """Return the usual δ, and that of a filter, from the largest to the smallest."""
+    own = (shown.source.filter or {}).get("delta")
+    return sorted({*DELTAS, *([own] if isinstance(own, float) else [])}, reverse=True)
 
 
 def _is_limit(shown: Guarantee) -> bool:
