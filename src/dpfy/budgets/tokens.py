@@ -4,12 +4,13 @@ Tests: tests/budgets/test_tokens.py.
 """
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
 from dpfy import _validate
 from dpfy.budgets.store import Store, Transaction, whoever
+from dpfy.budgets.values import Entry
 from dpfy.errors import BookError, InvalidArgument
 from dpfy.web.tokens import digest_of
 
@@ -101,8 +102,8 @@ class Tokens:
                     raise BookError(
                         f"{name!r} has a token already. Revoke it before a new one is issued."
                     )
-            body = {"name": name, "role": str(role), "sha256": sha256}
-            entry = book.append("token", body, actor=self._actor, key=f"token:{sha256}")
+            facts = {"name": name, "role": str(role), "sha256": sha256, "key": f"token:{sha256}"}
+            entry = book.append("token", facts, actor=self._actor)
             return TokenState(name, role, sha256, entry.time)
 
         return self._store.write(change)
@@ -123,17 +124,15 @@ class Tokens:
         def change(book: Transaction) -> TokenState:
             own = [found for found in _all(book) if found.name == name]
             if not own:
-                raise BookError(f"{name!r} has no token. `dpfy budget token` lists those there are.")
+                raise BookError(
+                    f"{name!r} has no token. `dpfy budget token` lists those there are."
+                )
             if own[-1].revoked is not None:
                 return own[-1]
             sha256 = own[-1].sha256
-            entry = book.append(
-                "revoke",
-                {"name": name, "sha256": sha256},
-                actor=self._actor,
-                key=f"revoke:{sha256}",
-            )
-            return TokenState(name, own[-1].role, sha256, own[-1].created, entry.time)
+            facts = {"name": name, "sha256": sha256, "key": f"revoke:{sha256}"}
+            entry = book.append("revoke", facts, actor=self._actor)
+            return replace(own[-1], revoked=entry.time)
 
         return self._store.write(change)
 
@@ -150,22 +149,20 @@ class Tokens:
             revoked = book.with_key(f"revoke:{sha256}")
             if issued is None or issued.kind != "token" or revoked is not None:
                 return None
-            body = issued.body
-            return TokenState(body["name"], Role(body["role"]), body["sha256"], issued.time)
+            return _token(issued)
 
         return self._store.read(question)
 
 
 def _all(book: Transaction) -> list[TokenState]:
     revoked = {entry.body["sha256"]: entry.time for entry in book.first_of("revoke")}
-    return [
-        TokenState(
-            **{**entry.body, "role": Role(entry.body["role"])},
-            created=entry.time,
-            revoked=revoked.get(entry.body["sha256"]),
-        )
-        for entry in book.first_of("token")
-    ]
+    tokens = map(_token, book.first_of("token"))
+    return [replace(token, revoked=revoked.get(token.sha256)) for token in tokens]
+
+
+def _token(entry: Entry) -> TokenState:
+    body = entry.body
+    return TokenState(body["name"], Role(body["role"]), body["sha256"], entry.time)
 
 
 def _unrevoked(found: TokenState) -> TokenState:

@@ -312,4 +312,3 @@ def _whole(query: Mapping[str, str], name: str, default: int, low: int, high: in
     if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
         raise InvalidArgument(f"Expected {name} to be a whole number from {low} to {high}.")
     return int(text)
-
