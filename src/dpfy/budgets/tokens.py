@@ -136,7 +136,7 @@ class Tokens:
 
         return self._store.write(change)
 
-    def all(self) -> tuple[TokenState, ...]:
+    def tokens(self) -> tuple[TokenState, ...]:
         """Return all tokens, oldest first."""
         return self._store.read(lambda book: tuple(_all(book)))
 

@@ -24,7 +24,7 @@ from dpfy.web.answers import Handler, Refusal, answered, error_response, read_bo
 from dpfy.web.limits import Limits, RateLimit
 
 _LOG = logging.getLogger("dpfy.budgets.service")
-_LIMITS = Limits(body=2**26, rate=6000.0, seconds=60.0)
+LIMITS = Limits(body=2**26, rate=6000.0, seconds=60.0)
 _MOST_STRANGERS = 600.0  # requests a minute whose token is not accepted
 
 
@@ -46,7 +46,7 @@ def make_app(store: Store, limits: Limits | None = None) -> Starlette:
     Returns:
         The application, for any ASGI server.
     """
-    limits = limits or _LIMITS
+    limits = limits or LIMITS
     door = _Door(store, limits.rate)
 
     def guarded(endpoint: Endpoint) -> Handler:

@@ -190,7 +190,7 @@ def _verify(call: Call) -> Any:
 
 
 def _tokens(call: Call) -> Any:
-    return {"tokens": [each.to_json() for each in call.tokens.all()]}
+    return {"tokens": [each.to_json() for each in call.tokens.tokens()]}
 
 
 def _issue(call: Call) -> Any:
