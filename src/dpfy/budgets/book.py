@@ -353,5 +353,7 @@ def _envelope(planned: _Planned) -> tuple[Repeated, ...]:
         return (planned,)
     found = run_lengths(planned)
     if not found:
-        raise InvalidArgument("Expected at least one event: a run that releases nothing needs none.")
+        raise InvalidArgument(
+            "Expected at least one event: a run that releases nothing needs none."
+        )
     return found
