@@ -6,7 +6,7 @@ appends these to its chain. ``verify`` asks again.
 Tests: tests/budgets/test_records.py.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from dpfy.budgets.costs import Cost, nothing, plus
@@ -64,7 +64,7 @@ class GrantRecord:
     header: str | None = None
     sessions: int = 0
     reopened: bool = False
-    head: Head = Head()
+    head: Head = field(default_factory=Head)
 
     @property
     def kept(self) -> Cost:

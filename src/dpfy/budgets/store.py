@@ -135,7 +135,7 @@ class Transaction:
         rows = self._connection.execute(
             select(entries).where(entries.c.kind == kind).order_by(entries.c.number)
         )
-        return [self._checked(row._mapping) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
     def entries(self, dataset: str | None, after: int, limit: int | None) -> list[Entry]:
         """Return the entries after a number in order, of one data set or of all.
@@ -148,7 +148,7 @@ class Transaction:
         if dataset is not None:
             query = query.where(entries.c.dataset == dataset)
         rows = self._connection.execute(query.order_by(entries.c.number).limit(limit))
-        return [self._checked(row._mapping) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return the number and hash of the last entry of the book and of each data set."""
@@ -203,7 +203,7 @@ class Transaction:
 
     def _one(self, query: Any) -> Entry | None:
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else self._checked(row._mapping)
+        return None if row is None else self._checked(row._asdict())
 
     def _checked(self, row: Mapping[str, Any]) -> Entry:
         entry = _entry(row)
