@@ -79,9 +79,7 @@ def cost_of(envelope: Envelope, orders: tuple[float, ...], relation: Relation) -
     return total
 
 
-def cost_of_event(
-    event: Event, times: int, orders: tuple[float, ...], relation: Relation
-) -> Cost:
+def cost_of_event(event: Event, times: int, orders: tuple[float, ...], relation: Relation) -> Cost:
     """Return the cost of one event that happens so often; rows of a stream are paid together."""
     event = as_fixed(event)
     if event.at_most is not None:
@@ -93,9 +91,7 @@ def cost_of_event(
 def _cost(event: Event, times: int, orders: tuple[float, ...], relation: Relation) -> Cost:
     run = (Repeated(event, times),)
     if names := group_names(run):
-        groups = [
-            cost_of(events_of_group(run, name), orders, relation) for name in names
-        ]
+        groups = [cost_of(events_of_group(run, name), orders, relation) for name in names]
         return tuple(max(column) for column in zip(*groups, strict=True))
     found = canonical(run, RenyiFilter.rules, relation)
     if found.non_private or found.unprotected > 0:

@@ -15,7 +15,7 @@ from dpfy.budgets.store import Store, Transaction
 from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, State, Terms
 from dpfy.errors import BookError, GrantRefused
 from dpfy.ledger import Ledger
-from dpfy.ledger.events import canonical_json, envelope_from_json, envelope_to_json
+from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import Head
 
 
@@ -77,8 +77,7 @@ class Database:
         """Return one grant."""
 
         def question(book: Transaction) -> GrantState:
-            entry, record = _grant(book, grant)
-            return record.shown(_declaration(book, record.dataset), entry.time)
+            return _told(book, _grant(book, grant)[0])
 
         return self._store.read(question)
 
@@ -115,8 +114,6 @@ class Database:
                 cost=cost,
                 lost=nothing(declaration.orders),
                 charged=None,
-                envelope=envelope_to_json(request.envelope),
-                filter=request.filter,
             )
             self._append(
                 book,
@@ -171,7 +168,7 @@ class Database:
             declaration = _declaration(book, record.dataset)
             kept = book.ledger(grant)
             if kept is not None and kept[0] == digest:
-                return record.shown(declaration, entry.time)
+                return _told(book, entry)
             record.expect(State.ACTIVE)
             found = _read(ledger, record, self.identity)
             if found.ended_session != record.sessions:
@@ -186,7 +183,7 @@ class Database:
             head = Head(found.lines, found.head_hash)
             ended = record.ended(State.SETTLED, charged, head)
             entry = self._append(book, "settle", ended, dataset, sha256=digest)
-            return ended.shown(declaration, entry.time)
+            return _told(book, entry)
 
         return self._store.write(change)
 
@@ -199,13 +196,13 @@ class Database:
             record.expect(State.ACTIVE)
             found = _read(ledger, record, self.identity)
             if found.ended_session == record.sessions:
-                return record.shown(declaration, entry.time)  # its end is known
+                return _told(book, entry)  # its end is known
             head = Head(found.lines, found.head_hash)
-            reopened = record.reopened(declaration.cost(found.uses), head)
+            reopened = record.repaid(declaration.cost(found.uses), head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
             entry = self._append(book, "reopen", reopened, dataset)
-            return reopened.shown(declaration, entry.time)
+            return _told(book, entry)
 
         return self._store.write(change)
 
@@ -254,14 +251,14 @@ class Database:
             entry, record = _grant(book, grant)
             declaration = _declaration(book, record.dataset)
             if record.state is state:
-                return record.shown(declaration, entry.time)
+                return _told(book, entry)
             record.expect(*allowed)
             nought = nothing(declaration.orders)
             charged = nought if state is State.WITHDRAWN else record.kept
             dataset = _dataset(book, record.dataset, declaration).settling(record, charged)
             ended = record.ended(state, charged)
             entry = self._append(book, _KINDS[state], ended, dataset, reason=reason)
-            return ended.shown(declaration, entry.time)
+            return _told(book, entry)
 
         return self._store.write(change)
 
@@ -278,14 +275,13 @@ class Database:
         body["record"] = (
             _newest(book, record.dataset)["record"] if dataset is None else dataset.to_json()
         )
-        return book.append(
-            kind, body, actor=self._actor, dataset=record.dataset, grant=record.id
-        )
+        return book.append(kind, body, actor=self._actor, dataset=record.dataset, grant=record.id)
 
     def _terms(
         self, book: Transaction, record: GrantRecord, declaration: Declaration | None = None
     ) -> Terms:
         declaration = declaration or _declaration(book, record.dataset)
+        asked = Request.from_json(book.reservation(record.id).body["request"])
         return Terms(
             book=self.identity,
             id=record.id,
@@ -293,8 +289,8 @@ class Database:
             part=record.account or None,
             unit=declaration.unit,
             relation=declaration.relation,
-            envelope=envelope_from_json(record.envelope),
-            filter=record.filter,
+            envelope=asked.envelope,
+            filter=asked.filter,
             orders=declaration.orders,
             limits=tuple(sorted({o for rule in declaration.filters for o in rule.orders})),
             cost=record.cost,
@@ -338,6 +334,13 @@ def _grant(book: Transaction, grant: str) -> tuple[Entry, GrantRecord]:
     return entry, GrantRecord.from_json(entry.body["grant"])
 
 
+def _told(book: Transaction, entry: Entry) -> GrantState:
+    """Return what people are told of a grant after an entry of it."""
+    record = GrantRecord.from_json(entry.body["grant"])
+    created = book.reservation(record.id).time
+    return record.shown(_declaration(book, record.dataset), created, entry.time)
+
+
 def _shown(book: Transaction, name: str) -> DatasetState:
     declaration, created = _declared(book, name)
     dataset = _dataset(book, name, declaration)
@@ -356,8 +359,8 @@ def _shown(book: Transaction, name: str) -> DatasetState:
         tranches=declaration.tranches,
         parts=declaration.parts,
         grants=tuple(
-            GrantRecord.from_json(entry.body["grant"]).shown(declaration, entry.time)
-            for entry in book.last_of_grants(name)
+            GrantRecord.from_json(last.body["grant"]).shown(declaration, first.time, last.time)
+            for first, last in book.grants_of(name)
         ),
         description=declaration.description,
         created=created,

@@ -84,9 +84,7 @@ class Declaration:
         relation = Relation(_validate.choice("relation", relation, tuple(Relation)))
         epsilon = _validate.real("epsilon", epsilon, 0, _MOST_EPSILON, open_low=True)
         delta = _validate.delta(delta)
-        tranches = tuple(
-            _validate.positive("tranche", each) for each in (tranches or (epsilon,))
-        )
+        tranches = tuple(_validate.positive("tranche", each) for each in (tranches or (epsilon,)))
         if abs(sum(tranches) - epsilon) > 1e-9 * epsilon:
             raise InvalidArgument(
                 f"Expected tranches={tranches!r} to add up to epsilon={epsilon:g}, got "
@@ -174,10 +172,6 @@ def name(label: str, value: object) -> str:
     return value
 
 
-def _filter(
-    epsilon: float, delta: float, reference: Envelope, relation: Relation
-) -> RenyiFilter:
-    orders = (
-        RenyiFilter.tuned(epsilon, delta, reference, relation).orders if reference else ()
-    )
+def _filter(epsilon: float, delta: float, reference: Envelope, relation: Relation) -> RenyiFilter:
+    orders = RenyiFilter.tuned(epsilon, delta, reference, relation).orders if reference else ()
     return RenyiFilter(epsilon, delta, orders, numerical_delta=delta * _SET_ASIDE)

@@ -167,7 +167,9 @@ class Spent:
     @property
     def all(self) -> bool:
         """Whether nothing is left."""
-        return self._void or any(self._total[at] >= self._terms.cost[at] > 0 for at in self._limited)
+        return self._void or any(
+            self._total[at] >= self._terms.cost[at] > 0 for at in self._limited
+        )
 
     def room_for(self, event: Event, times: int) -> bool:
         """Tell whether so many more of ``event`` are within what was granted."""

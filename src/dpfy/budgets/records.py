@@ -6,7 +6,7 @@ appends these to its chain. ``verify`` asks again.
 Tests: tests/budgets/test_records.py.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from dpfy.budgets.costs import Cost, nothing, plus
@@ -43,15 +43,12 @@ class GrantRecord:
         cost: what its envelope costs: no run under it spends more.
         lost: what runs without a known end may have spent beyond their ledgers.
         charged: what it was charged in the end.
-        envelope: the events that were granted, as JSON.
-        filter: the filter of its plan, as JSON, if there is one.
         ledger: the identity of its ledger.
         header: the hash of the first line of its ledger.
         sessions: how many runs were let begin on its ledger.
         reopened: whether what the last of them may have spent was paid for, though its end is not
             known, and no other has begun since.
         head: the newest head that is known of its ledger.
-        created: when it was reserved.
     """
 
     id: str
@@ -63,14 +60,11 @@ class GrantRecord:
     cost: Cost
     lost: Cost
     charged: Cost | None
-    envelope: list[dict[str, Any]]
-    filter: dict[str, Any] | None
     ledger: str | None = None
     header: str | None = None
     sessions: int = 0
     reopened: bool = False
-    head: Head = Head()
-    created: str = ""
+    head: Head = field(default_factory=Head)
 
     @property
     def kept(self) -> Cost:
@@ -97,7 +91,7 @@ class GrantRecord:
             }
         )
 
-    def shown(self, declaration: Declaration, updated: str) -> GrantState:
+    def shown(self, declaration: Declaration, created: str, updated: str) -> GrantState:
         """Return what people are told of it."""
         return GrantState(
             id=self.id,
@@ -109,7 +103,7 @@ class GrantRecord:
             epsilon=declaration.epsilon_of(self.kept if self.charged is None else self.charged),
             ledger=self.ledger,
             head=self.head,
-            created=self.created,
+            created=created,
             updated=updated,
         )
 
@@ -162,7 +156,7 @@ class GrantRecord:
         self.expect(State.ACTIVE)
         return self if head.count <= self.head.count else replace(self, head=head)
 
-    def reopened(self, used: Cost, head: Head) -> "GrantRecord":
+    def repaid(self, used: Cost, head: Head) -> "GrantRecord":
         """Return the record after a run without a known end was paid for.
 
         It may have spent all that its ledger does not show.

@@ -12,14 +12,14 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Row, func, insert, inspect, select, update
+from sqlalchemy import Connection, func, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from dpfy._version import __version__
@@ -73,19 +73,36 @@ class Transaction:
             .limit(1)
         )
 
-    def last_of_grants(self, dataset: str) -> list[Entry]:
-        """Return the last entry of every grant of a data set, oldest grant first."""
+    def reservation(self, grant: str) -> Entry:
+        """Return the first entry of a grant that exists."""
         entries = tables.entries
-        newest = (
-            select(func.max(entries.c.number))
+        query = select(entries).where(entries.c.grant_id == grant)
+        found = self._one(query.order_by(entries.c.number).limit(1))
+        assert found is not None
+        return found
+
+    def grants_of(self, dataset: str) -> list[tuple[Entry, Entry]]:
+        """Return the first and the last entry of every grant of a data set, oldest grant first."""
+        entries = tables.entries
+        ends = (
+            select(
+                func.min(entries.c.number).label("first"), func.max(entries.c.number).label("last")
+            )
             .where(entries.c.dataset == dataset, entries.c.grant_id != "")
             .group_by(entries.c.grant_id)
-            .order_by(func.min(entries.c.number))
+            .subquery()
         )
-        numbers = list(self._connection.scalars(newest))
-        rows = self._connection.execute(select(entries).where(entries.c.number.in_(newest)))
-        found = {row.number: self._checked(row) for row in rows}
-        return [found[number] for number in numbers]
+        rows = self._connection.execute(
+            select(ends.c.first, entries)
+            .join(ends, (entries.c.number == ends.c.first) | (entries.c.number == ends.c.last))
+            .order_by(ends.c.first, entries.c.number)
+        ).all()
+        found: dict[int, list[Entry]] = {}
+        for row in rows:
+            found.setdefault(row.first, []).append(
+                self._checked({name: row._mapping[name] for name in _NAMES})
+            )
+        return [(pair[0], pair[-1]) for pair in found.values()]
 
     def entry(self, number: int) -> Entry | None:
         """Return one entry, or None if it does not exist."""
@@ -118,9 +135,9 @@ class Transaction:
         rows = self._connection.execute(
             select(entries).where(entries.c.kind == kind).order_by(entries.c.number)
         )
-        return [self._checked(row) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
-    def entries(self, dataset: str | None, after: int, limit: int) -> list[Entry]:
+    def entries(self, dataset: str | None, after: int, limit: int | None) -> list[Entry]:
         """Return the entries after a number in order, of one data set or of all.
 
         Raises:
@@ -131,7 +148,7 @@ class Transaction:
         if dataset is not None:
             query = query.where(entries.c.dataset == dataset)
         rows = self._connection.execute(query.order_by(entries.c.number).limit(limit))
-        return [self._checked(row) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return the number and hash of the last entry of the book and of each data set."""
@@ -186,12 +203,12 @@ class Transaction:
 
     def _one(self, query: Any) -> Entry | None:
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else self._checked(row)
+        return None if row is None else self._checked(row._asdict())
 
-    def _checked(self, row: Row[Any]) -> Entry:
-        entry = entry_of(row)
+    def _checked(self, row: Mapping[str, Any]) -> Entry:
+        entry = _entry(row)
         if entry is None:
-            raise self._damaged(row.number, "it was edited")
+            raise self._damaged(row["number"], "it was edited")
         return entry
 
     def _damaged(self, number: int, reason: str) -> BookDamaged:
@@ -335,17 +352,17 @@ def whoever() -> str:
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
-def entry_of(row: Row[Any]) -> Entry | None:
+def _entry(row: Mapping[str, Any]) -> Entry | None:
     """Return the entry in a row of the table, or None if a column was edited."""
     try:
-        body = json.loads(row.body)
-        values = {name: getattr(row, name) for name in _SHARED}
-        entry = Entry(**values, grant=row.grant_id, body=body)
-        return entry if entry.digest == row.hash and _columns(entry) == row._asdict() else None
+        values = {name: row[name] for name in _SHARED}
+        entry = Entry(**values, grant=row["grant_id"], body=json.loads(row["body"]))
+        return entry if entry.digest == row["hash"] and _columns(entry) == dict(row) else None
     except (ValueError, TypeError, AttributeError):
         return None
 
 
+_NAMES = tuple(tables.entries.columns.keys())
 _SHARED = ("number", "time", "actor", "kind", "dataset", "previous", "hash")
 
 

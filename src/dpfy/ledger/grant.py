@@ -50,4 +50,6 @@ class Grant(Protocol):
 
 def facts_of(grant: dict[str, Any] | None) -> str:
     """Return how errors name the grant that a header declares."""
-    return "no grant" if grant is None else f"grant {grant.get('grant')} of {grant.get('dataset')!r}"
+    return (
+        "no grant" if grant is None else f"grant {grant.get('grant')} of {grant.get('dataset')!r}"
+    )

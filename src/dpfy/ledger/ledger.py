@@ -213,6 +213,9 @@ class Ledger:
         Raises:
             LedgerMismatch: if the ledger was begun for something else.
         """
+        if self._grant is not None:
+            header = self._grant.declared(header)
+            guard = None if guard is None else self._grant.guard(guard)
         guard = guard or self._guard or Unguarded()
         header = replace(header, guard=guard.describe())
         with self._mutex:

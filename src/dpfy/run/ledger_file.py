@@ -10,6 +10,7 @@ from pathlib import Path
 from dpfy._version import __version__
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.grant import Grant
 from dpfy.plans import Plan
 
 
@@ -20,6 +21,7 @@ def open_ledger(
     anchor: str | Path | None,
     block: int,
     strict: bool,
+    grant: Grant | None = None,
 ) -> Ledger:
     """Open the ledger as its only writer, or add the plan to one that is open."""
     guard, rule = plan.guard(), plan.filter
@@ -37,13 +39,13 @@ def open_ledger(
         strict=strict,
     )
     if isinstance(ledger, Ledger):
-        if anchor is not None or block != 1:
+        if anchor is not None or block != 1 or grant is not None:
             raise InvalidArgument(
-                "anchor= and block= belong to Ledger.open; this ledger is open already."
+                "anchor=, block= and grant= belong to Ledger.open; this ledger is open already."
             )
         ledger.register(guard, header)
         return ledger
-    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
+    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block, grant=grant)
 
 
 def new_path(ledger: str | Path | Ledger, anchor: str | Path | None) -> Path:
