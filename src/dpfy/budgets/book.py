@@ -61,8 +61,10 @@ class BudgetBook:
         """Open the book at an address; a SQLite file that does not exist is created.
 
         Args:
-            url: ``sqlite:///team.db``, or ``postgresql+psycopg://host/database``.
-            actor: who writes, for the log. Default: the user of the operating system.
+            url: ``sqlite:///team.db``, ``postgresql+psycopg://host/database``, or
+                ``https://host`` for a service, with a token in ``DPFY_BUDGET_TOKEN``.
+            actor: who writes, for the log. Default: the user of the operating system; for a
+                service whoever the token is of.
 
         Returns:
             The book; close it, or use it as a context manager.
@@ -71,6 +73,10 @@ class BudgetBook:
             InvalidArgument: if there can be no book at the address.
             BookUnavailable: if it cannot be reached.
         """
+        if url.startswith(("http://", "https://")):
+            from dpfy.budgets.client import Service
+
+            return cls(Service(url))
         return cls(Database(Store(url), actor or whoever()))
 
     @property

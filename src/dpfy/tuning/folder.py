@@ -134,6 +134,11 @@ class Folder:
             ) from None
 
     @property
+    def address(self) -> str:
+        """How the command line names the search."""
+        return str(self.path)
+
+    @property
     def shared(self) -> bool:
         """Whether workers take the trials."""
         return (self.path / CLAIMS).is_dir()
