@@ -24,7 +24,7 @@ from dpfy.types import Relation, Unit
 
 _PAGE = 500  # entries that are asked for at once
 
-_Planned = Plan | Event | Iterable[Repeated]
+Planned = Plan | Event | Iterable[Repeated]
 
 
 class BudgetBook:
@@ -99,7 +99,7 @@ class BudgetBook:
         relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
         tranches: Iterable[float] = (),
         parts: Iterable[str] = (),
-        reference: _Planned | None = None,
+        reference: Planned | None = None,
         description: str = "",
     ) -> DatasetState:
         """Declare the budget of a data set; the same declaration twice is one.
@@ -154,7 +154,7 @@ class BudgetBook:
     def reserve(
         self,
         name: str,
-        plan: _Planned,
+        plan: Planned,
         *,
         purpose: str,
         holder: str | None = None,
@@ -349,7 +349,7 @@ def _id(grant: Grant | str) -> str:
     return grant if isinstance(grant, str) else grant.id
 
 
-def _envelope(planned: _Planned) -> tuple[Repeated, ...]:
+def _envelope(planned: Planned) -> tuple[Repeated, ...]:
     """Return the events of a plan, of one event, or of a list of them."""
     if isinstance(planned, Plan):
         return planned.envelope

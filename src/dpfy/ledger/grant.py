@@ -31,8 +31,10 @@ class Grant(Protocol):
         """Return a guard that admits what ``guard`` does, within what was granted."""
         ...
 
-    def begin(self, ledger: "Ledger") -> int:
+    def begin(self, ledger: "Ledger") -> int | None:
         """Have the book let a run begin on ``ledger``, and return the number of the run.
+
+        It is None if the ledger was settled: it may be opened, and nothing more may be spent.
 
         Raises:
             BookError: if it does not.

@@ -521,7 +521,8 @@ class Ledger:
 
     def _begin_session(self, grant: Grant) -> None:
         number = grant.begin(self)
-        self._append([("session", {"number": number, "ended": False})])
+        if number is not None:
+            self._append([("session", {"number": number, "ended": False})])
         self._grant = grant
 
     def _end_session(self) -> bool:
@@ -533,6 +534,11 @@ class Ledger:
         return True
 
     def _check_fixed(self, event: Event) -> None:
+        if self._grant is not None and self.ended_session is not None:
+            raise BudgetExhausted(
+                f"{self._store.name} was settled: its grant pays for nothing more. Nothing was "
+                "read; reserve another grant, for a new ledger."
+            )
         if (
             isinstance(event, Sampled)
             and event.adaptive
