@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dpfy.budgets.database import Database
+from dpfy.budgets.service import schemas
 from dpfy.budgets.service.endpoints import ENDPOINTS, Call, Endpoint, Forbidden
 from dpfy.budgets.service.openapi import description
 from dpfy.budgets.store import Store
@@ -134,7 +135,8 @@ async def _body(endpoint: Endpoint, request: Request, limits: Limits) -> Any:
     found = await read_object(request, limits)
     if found is None:
         raise Refusal(HTTPStatus.BAD_REQUEST, "invalid_json", "Expected a JSON object.")
-    return _storable(found)
+    schemas.check(_storable(found), endpoint.body)
+    return found
 
 
 def _storable(value: Any) -> Any:
