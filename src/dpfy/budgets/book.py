@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+from dpfy._extras import require
 from dpfy.budgets.backend import Backend
-from dpfy.budgets.database import Database
 from dpfy.budgets.declarations import Declaration
 from dpfy.budgets.export import write_export
 from dpfy.budgets.grant import Grant, ledger_bytes
-from dpfy.budgets.store import Store, whoever
-from dpfy.budgets.values import DatasetState, Entry, GrantState, Request
+from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, whoever
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Repeated, run_lengths
@@ -77,6 +76,10 @@ class BudgetBook:
             from dpfy.budgets.client import Service
 
             return cls(Service(url))
+        require("sqlalchemy", "budget")
+        from dpfy.budgets.database import Database
+        from dpfy.budgets.store import Store
+
         return cls(Database(Store(url), actor or whoever()))
 
     @property

@@ -6,7 +6,6 @@ last entry that moved its budget, and how far a grant has come is in the last en
 Tests: tests/budgets/test_store.py.
 """
 
-import getpass
 import json
 import os
 import secrets
@@ -25,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from dpfy._version import __version__
 from dpfy.budgets import tables
 from dpfy.budgets.queue import Queue
-from dpfy.budgets.values import Entry
+from dpfy.budgets.values import Entry, whoever
 from dpfy.errors import BookDamaged, BookError, BookUnavailable
 from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import GENESIS
@@ -342,14 +341,6 @@ class Store:
 
     def _leave_in_child(self) -> None:
         self._engine.dispose(close=False)  # the connections are the parent's
-
-
-def whoever() -> str:
-    """Return who writes, as far as the operating system knows."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
 def _entry(row: Mapping[str, Any]) -> Entry | None:

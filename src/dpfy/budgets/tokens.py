@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, Self
 
 from dpfy import _validate
-from dpfy.budgets.store import Store, Transaction, whoever
-from dpfy.budgets.values import Entry
+from dpfy.budgets.store import Store, Transaction
+from dpfy.budgets.values import Entry, whoever
 from dpfy.errors import BookError, InvalidArgument
 from dpfy.web.tokens import digest_of
 

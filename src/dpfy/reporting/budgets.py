@@ -8,12 +8,12 @@ from dpfy.reporting.numbers import delta_text, epsilon_text
 from dpfy.reporting.record import LedgerRecord
 
 OTHERS_UNKNOWN = (
-    "Other ledgers of this data are not known. Costs add up: releases recorded in another ledger on "
-    "the same people compose with this one, and no budget book adds them up."
+    "Other ledgers of this data are not known. Costs add up: releases recorded in another ledger "
+    "on the same people compose with this one, and no budget book adds them up."
 )
 OTHERS_KNOWN = (
-    "The budget book of the data set adds up the ledgers that it gave a grant to. Releases from the "
-    "same people without a grant of this book, or from another data set with the same people, "
+    "The budget book of the data set adds up the ledgers that it gave a grant to. Releases from "
+    "the same people without a grant of this book, or from another data set with the same people, "
     "compose with these."
 )
 
@@ -25,8 +25,8 @@ def state(facts: RunFacts, record: LedgerRecord) -> str:
     grant = record.grant
     part = f", part {grant['part']!r}" if "part" in grant else ""
     named = (
-        f"The run is on the data set {grant['dataset']!r}{part}, under grant {grant['grant']} of the "
-        f"budget book {grant['book']}."
+        f"The run is on the data set {grant['dataset']!r}{part}, under grant {grant['grant']} of "
+        f"the budget book {grant['book']}."
     )
     if facts.book is None:
         return f"{named} What the book said of the data set is not in this report."

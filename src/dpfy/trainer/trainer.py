@@ -17,9 +17,9 @@ from safetensors.torch import save_model
 from torch import nn
 
 from dpfy.accounting import RenyiFilter, account
-from dpfy.checks.fix import batchnorm_statistics
 from dpfy.budgets.grant import Grant
 from dpfy.budgets.runs import BookedRun
+from dpfy.checks.fix import batchnorm_statistics
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
 from dpfy.ledger import Ledger
