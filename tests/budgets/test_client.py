@@ -2,9 +2,9 @@
 
 import inspect
 
-import books
 import pytest
-from books import PLAN, Team
+import teams
+from teams import PLAN, Team
 
 from dpfy.budgets import BudgetBook
 from dpfy.budgets.backend import Backend
@@ -41,7 +41,7 @@ def test_a_run_over_the_service_is_that_at_the_database(team, tmp_path):
         book.datasets() == local.datasets()
         and book.show("admissions").grants[0].state == "reserved"
     )
-    path = books.run(grant, tmp_path / "run.dpl", steps=30)
+    path = teams.run(grant, tmp_path / "run.dpl", steps=30)
     settled = book.settle(grant, path)
     assert settled == local.show("admissions").grants[0] and settled.holder == "anna"
     assert list(book.log()) == list(local.log()) and book.verify() == local.verify()
@@ -59,9 +59,9 @@ def operations(team, tmp_path):
     steward, anna = team.book("root"), team.book("anna")
     steward.create("visits", unit="record", epsilon=3.0, delta=1e-5, tranches=(1.0, 2.0))
     grants = [anna.reserve("admissions", PLAN, purpose=f"run {each}") for each in range(3)]
-    path = books.run(grants[0], tmp_path / "run.dpl", steps=3)
+    path = teams.run(grants[0], tmp_path / "run.dpl", steps=3)
     other = anna.reserve("admissions", PLAN, purpose="a run that goes on")
-    books.run(other, tmp_path / "other.dpl", steps=3)
+    teams.run(other, tmp_path / "other.dpl", steps=3)
     head = other.show().head
     return {
         "create": ("root", lambda book: book.create("new", unit="user", epsilon=1.0, delta=1e-6)),
@@ -168,4 +168,4 @@ def test_every_error_has_a_name_and_the_status_that_fits():
 def test_a_token_is_not_shown(team):
     book = team.book("anna")
     grant = book.reserve("admissions", PLAN, purpose="a run")
-    assert books.token_of("anna") not in repr(book) + repr(grant) + str(vars(book)) + book.name
+    assert teams.token_of("anna") not in repr(book) + repr(grant) + str(vars(book)) + book.name

@@ -4,9 +4,9 @@ import json
 import re
 from dataclasses import replace
 
-import books
 import pytest
-from books import PLAN, Team
+import teams
+from teams import PLAN, Team
 
 from dpfy.budgets.declarations import Declaration
 from dpfy.budgets.service.endpoints import ENDPOINTS
@@ -56,7 +56,7 @@ def test_nobody_asks_without_a_token_and_only_its_role_may(team, endpoint):
     value = None if endpoint.body is None else b"x" if endpoint.takes_bytes else {}
     before = [entry.hash for entry in team.book("carl").log()]
     assert code(team.ask(None, endpoint.method, path, value)) == (401, "unauthorized")
-    for name, role in books.NAMES.items():
+    for name, role in teams.NAMES.items():
         if role not in endpoint.roles:
             assert code(team.ask(name, endpoint.method, path, value)) == (403, "forbidden")
     assert [entry.hash for entry in team.book("carl").log()] == before
@@ -93,7 +93,7 @@ def test_a_token_that_was_revoked_is_not_accepted(team):
     ["", "Bearer", "Bearer ", "Basic root", "Bearer \xff", "Bearer wrong", "x" * 99],
 )
 def test_what_is_no_token_is_refused(team, authorization):
-    found = books.asgi.call(
+    found = teams.asgi.call(
         team.app, "GET", "/v1/datasets", headers={"authorization": authorization}
     )
     assert code(found) == (401, "unauthorized")
@@ -232,17 +232,17 @@ def test_a_run_is_settled_by_its_ledger(team, tmp_path):
     """Fails if the ledger that is sent is not the one that is kept, or not what is charged."""
     book = team.book("anna")
     grant = book.reserve("admissions", PLAN, purpose="a run")
-    path = books.run(grant, tmp_path / "run.dpl", steps=40)
+    path = teams.run(grant, tmp_path / "run.dpl", steps=40)
     settled = team.ask("anna", "POST", f"/grants/{grant.id}/settlement", path.read_bytes())[1]
     assert settled["state"] == "settled" and 0 < settled["epsilon"] < 3.0
-    found = books.asgi.send(
-        team.app, "GET", f"/v1/grants/{grant.id}/ledger", headers=books.bearer("carl")
+    found = teams.asgi.send(
+        team.app, "GET", f"/v1/grants/{grant.id}/ledger", headers=teams.bearer("carl")
     )
     assert found[2] == path.read_bytes()
     assert team.ask("carl", "GET", "/verification")[1]["entries"] > 5
     edited = path.read_bytes().replace(b"a", b"b", 1)
     other = book.reserve("admissions", PLAN, purpose="another run")
-    books.run(other, tmp_path / "other.dpl", steps=1)
+    teams.run(other, tmp_path / "other.dpl", steps=1)
     for wrong in (b"", b"x", edited, path.read_bytes()):
         assert team.ask("anna", "POST", f"/grants/{other.id}/settlement", wrong)[0] == 409
 
@@ -251,8 +251,8 @@ def test_limits_hold_for_each_token(tmp_path):
     team = Team(tmp_path, limits=Limits(body=1000, rate=3.0, seconds=0.2))
     try:
         assert code(team.ask("root", "POST", "/datasets", b" " * 1001)) == (413, "too_large")
-        slow = books.asgi.call(
-            team.app, "POST", "/v1/datasets", headers=books.bearer("root"), parts=[b"{"]
+        slow = teams.asgi.call(
+            team.app, "POST", "/v1/datasets", headers=teams.bearer("root"), parts=[b"{"]
         )
         assert code(slow) == (408, "slow_request")
         assert team.ask("root", "GET", "/datasets")[0] == 200
@@ -279,8 +279,8 @@ def test_what_fails_inside_is_not_shown(team, monkeypatch, caplog):
 def test_paths_and_methods_that_do_not_exist_are_named(team):
     for path in ("", "/grants/", "/nothing", "/datasets/admissions/"):
         assert code(team.ask("root", "GET", path)) == (404, "not_found")
-    status, headers, _ = books.asgi.send(
-        team.app, "DELETE", "/v1/datasets", headers=books.bearer("root")
+    status, headers, _ = teams.asgi.send(
+        team.app, "DELETE", "/v1/datasets", headers=teams.bearer("root")
     )
     assert status == 405 and headers["allow"] == "GET, POST"
 

@@ -1,4 +1,4 @@
-"""Books for tests: plans, runs without torch, and clients that reach a service in this process."""
+"""Teams for tests: a plan, runs without torch, and clients that reach a service in this process."""
 
 import json
 
