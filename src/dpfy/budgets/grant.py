@@ -103,7 +103,8 @@ class Grant:
         """
         known, header, line = self.show(), ledger.header, ledger.hash_at(1)
         assert header is not None and line is not None  # it was registered
-        if known.head.count and ledger.hash_at(known.head.count) != known.head.hash:
+        mine = known.ledger == header.identity
+        if mine and ledger.hash_at(known.head.count) != known.head.hash:
             raise GrantRefused(
                 f"{ledger.path} was rolled back or replaced: the book remembers line "
                 f"{known.head.count} of the ledger of grant {self.id} otherwise. Restore the "
