@@ -159,7 +159,7 @@ def test_a_forfeited_grant_is_charged_in_full(book, tmp_path):
 def test_tranches_open_one_by_one_and_never_beyond_the_last(tmp_path):
     with new_book(f"sqlite:///{tmp_path / 'team.db'}", tranches=(4.0, 4.0)) as book:
         first = 0
-        with pytest.raises(BudgetExhausted, match="of epsilon=4 .*open the next tranche"):
+        with pytest.raises(BudgetExhausted, match=r"of epsilon=4 .*open the next tranche"):
             while reserve(book):
                 first += 1
         assert book.open_tranche(DATASET).opened == 2
@@ -235,8 +235,8 @@ def test_events_are_granted_without_a_plan(book, tmp_path):
     event = plan_of().event
     grant = book.reserve(DATASET, event, purpose="one release")
     with Ledger.open(tmp_path / "run.dpl", grant=grant) as ledger:
-        assert ledger.header.unit == "record"
         ledger.reserve(event)
+        assert ledger.header.unit == "record" and ledger.header.grant["dataset"] == DATASET
         with pytest.raises(BudgetExhausted, match="would exceed grant"):
             ledger.reserve(event)
     assert grant.show().state is State.SETTLED

@@ -21,9 +21,11 @@ def test_a_run_goes_on_where_it_ended(book, grant, tmp_path):
             take(ledger, 2)
         assert Ledger.read(tmp_path / "run.dpl").ended_session == number
     assert Ledger.read(tmp_path / "run.dpl").count == 6
-    with pytest.raises(BudgetExhausted, match="20 of 20 steps are spent"):
-        with opened(grant, tmp_path / "run.dpl") as ledger:
-            take(ledger, STEPS)
+    with (
+        pytest.raises(BudgetExhausted, match="20 of 20 steps are spent"),
+        opened(grant, tmp_path / "run.dpl") as ledger,
+    ):
+        take(ledger, STEPS)
 
 
 def test_a_copy_that_the_original_left_behind_is_refused(grant, tmp_path):
@@ -97,9 +99,11 @@ def test_a_settled_ledger_can_be_opened_and_spends_nothing(book, grant, tmp_path
     with opened(grant, tmp_path / "run.dpl") as ledger:
         take(ledger, 3)
     grant.settle(tmp_path / "run.dpl")
-    with opened(grant, tmp_path / "run.dpl") as ledger:
-        with pytest.raises(BudgetExhausted, match="was settled"):
-            ledger.reserve(plan_of().event)
+    with (
+        opened(grant, tmp_path / "run.dpl") as ledger,
+        pytest.raises(BudgetExhausted, match="was settled"),
+    ):
+        ledger.reserve(plan_of().event)
     assert Ledger.read(tmp_path / "run.dpl").count == 3
     assert book.verify() > 0
 

@@ -133,6 +133,11 @@ def planned_cost(
         return tuple(map(_units, (rule.set_aside, *(order * rho for order in orders))))
     if isinstance(rule, RenyiFilter):
         planned = cost_of(envelope, rule.orders, relation)[1:]
+        if not any(planned):
+            raise UnsupportedEvent(
+                "A Rényi filter alone does not say how costs grow with the order. Reserve the plan "
+                "that is under it."
+            )
         room = max(
             Fraction(_units(limit), part or 1)
             for limit, part in zip(rule.limits, planned, strict=True)

@@ -22,7 +22,7 @@ from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import ImportanceSchedule
-from dpfy.ledger.grant import Grant
+from dpfy.ledger.grant import Booking, Grant
 from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
@@ -68,7 +68,7 @@ def privatize(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     data: Any,
     plan: Plan,
-    ledger: str | Path | Ledger = "run.dpl",
+    ledger: str | Path | Ledger | Booking = "run.dpl",
     *,
     max_physical_batch: int | None = None,
     engine: str = "auto",
@@ -105,7 +105,8 @@ def privatize(
         whose
             guard then admits or refuses every step before records are read, and whatever your own
             code reserves with ``run.ledger.reserve``.
-        ledger: the file of the ledger, or an open one. Default: ``run.dpl``.
+        ledger: the file of the ledger, an open one, or what :meth:`dpfy.BudgetBook.pay_for`
+            returned. Default: ``run.dpl``.
         max_physical_batch: the most rows in memory at once; it changes rounding errors only.
         Default:
             as many as suit the engine.

@@ -13,6 +13,7 @@ from torch import nn
 
 from dpfy._version import __version__
 from dpfy.accounting import EnvelopeGuard, calibrate_envelope
+from dpfy.budgets.runs import BookedRun
 from dpfy.errors import InvalidArgument, LedgerMismatch, TrainingInterrupted
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.composite_events import Composed
@@ -179,6 +180,8 @@ def share_tuning(
             (run,) = search.envelope(noise_multiplier)
             for _ in range(run.times):
                 ledger.reserve(run.event)
+        if search.booked is not None:
+            search.booked.finish()
     return folder.path
 
 
@@ -298,6 +301,7 @@ class _Search:
     config: TuneConfig
     objects: Objects
     insecure_test_key: int | None
+    booked: BookedRun | None = None
 
     def __post_init__(self) -> None:
         base = self.config.base
@@ -305,6 +309,7 @@ class _Search:
         changes: dict[str, Any] = {
             "epsilon": self.config.epsilon,
             "anchor": None,
+            "budget": None,
             "contributing": False,
             "private_metrics": base.private_metrics or self.config.score == "private",
         }
@@ -330,6 +335,12 @@ class _Search:
             raise InvalidArgument(
                 "Trials are declared before they run, and this plan chooses its noise from "
                 "outputs. Use a noise schedule that is fixed in advance."
+            )
+        if self.config.base.budget is not None and self.config.accounting == "select":
+            raise InvalidArgument(
+                "Expected no budget with accounting='select': a selection that is interrupted is "
+                "charged for all its trials, whose number is not known in advance, so that no book "
+                "can keep budget for it. Use accounting='compose'."
             )
         if self.config.score == "public" and self.draft.data.test is None:
             raise InvalidArgument(
@@ -399,7 +410,12 @@ class _Search:
             guard=guard.describe(),
             library=__version__,
         )
-        return Ledger.open(folder.ledger, guard, header, anchor=self.config.base.anchor)
+        base = self.config.base
+        if base.budget is not None:
+            purpose = f"search {folder.path.name}"
+            self.booked = BookedRun(base.budget, header, folder.ledger, purpose)
+        grant = None if self.booked is None else self.booked.grant
+        return Ledger.open(folder.ledger, guard, header, anchor=base.anchor, grant=grant)
 
     def run(self, folder: Folder, noise_multiplier: float, tell: Tell) -> TuningResult:
         """Run what is left of the trials in this process and release the best."""
@@ -428,7 +444,13 @@ class _Search:
     ) -> TuningResult:
         """Release a trial, with what the whole search costs."""
         return folder.release(
-            best, self.config, self.base, self.draft, self.plan(noise_multiplier), self.budget.delta
+            best,
+            self.config,
+            self.base,
+            self.draft,
+            self.plan(noise_multiplier),
+            self.budget.delta,
+            None if self.booked is None else self.booked.finish(),
         )
 
     def work(
