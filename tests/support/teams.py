@@ -77,9 +77,9 @@ class InProcess(Service):
         return status, found.get("content-type", ""), answer
 
 
-def run(grant, path, steps):
+def run(grant, path, steps, plan=PLAN):
     """Take so many steps of the plan under a grant; return the path of the ledger."""
     with Ledger.open(path, grant=grant) as ledger:
         for _ in range(steps):
-            ledger.reserve(PLAN.event)
+            ledger.reserve(plan.event)
     return path
