@@ -6,7 +6,7 @@ appends these to its chain. ``verify`` asks again.
 Tests: tests/budgets/test_records.py.
 """
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from dpfy.budgets.costs import Cost, nothing, plus
@@ -73,7 +73,7 @@ class GrantRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
-        return {**asdict(self), "state": str(self.state)}
+        return {**vars(self), "state": str(self.state), "head": vars(self.head)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -197,7 +197,7 @@ class DatasetRecord:
         """Return what changes of the record as plain JSON values."""
         return {
             "opened": self.opened,
-            "accounts": {name: asdict(account) for name, account in self.accounts.items()},
+            "accounts": {name: vars(account) for name, account in self.accounts.items()},
         }
 
     @classmethod

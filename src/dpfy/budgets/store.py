@@ -46,6 +46,7 @@ class Transaction:
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
         self._name = name
+        self._lasts: dict[str, Entry] = {}  # by data set, as far as they were read or written here
 
     def last_of(self, dataset: str) -> Entry | None:
         """Return the last entry of a data set, or of the book; None if there is none.
@@ -53,6 +54,8 @@ class Transaction:
         Raises:
             BookDamaged: if the entry is missing or was edited.
         """
+        if dataset in self._lasts:
+            return self._lasts[dataset]
         head = self._connection.execute(
             select(tables.heads).where(tables.heads.c.name == dataset)
         ).one_or_none()
@@ -61,6 +64,7 @@ class Transaction:
         entry = self.entry(head.number)
         if entry is None or entry.hash != head.hash:
             raise self._damaged(head.number, "it is missing, or not the one that was written")
+        self._lasts[dataset] = entry
         return entry
 
     def last_of_grant(self, grant: str) -> Entry | None:
@@ -190,6 +194,7 @@ class Transaction:
         self._connection.execute(insert(tables.entries).values(_columns(entry)))
         for name in {BOOK, dataset}:
             self._move_head(name, entry.number, entry.hash)
+            self._lasts[name] = entry
         return entry
 
     def _move_head(self, name: str, number: int, digest: str) -> None:

@@ -161,7 +161,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain JSON values."""
-        return asdict(self)
+        return dict(vars(self))  # not asdict, which copies the body
 
     @property
     def digest(self) -> str:
