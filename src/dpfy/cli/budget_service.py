@@ -36,7 +36,6 @@ BookOption = Annotated[
 @contextmanager
 def opened(address: str) -> "Iterator[BudgetBook]":
     """Open a book, and close it afterwards."""
-    require("sqlalchemy", "budget")
     from dpfy.budgets import BudgetBook
 
     with BudgetBook.open(address) as book:
