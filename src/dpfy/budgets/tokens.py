@@ -98,8 +98,8 @@ class Tokens:
 
         def change(book: "Transaction") -> TokenState:
             for found in _all(book):
-                if found.sha256 == sha256 and (found.name, found.role) == (name, role):
-                    return _unrevoked(found)
+                if found.sha256 == sha256:
+                    return _same(found, name, role)
                 if found.name == name and found.revoked is None:
                     raise BookError(
                         f"{name!r} has a token already. Revoke it before a new one is issued."
@@ -167,9 +167,12 @@ def _token(entry: Entry) -> TokenState:
     return TokenState(body["name"], Role(body["role"]), body["sha256"], entry.time)
 
 
-def _unrevoked(found: TokenState) -> TokenState:
-    if found.revoked is not None:
-        raise BookError(f"The token of {found.name!r} was revoked. Issue a new one.")
+def _same(found: TokenState, name: str, role: Role) -> TokenState:
+    """Return a token that is issued again, if it is for the same and still accepted."""
+    if (found.name, found.role, found.revoked) != (name, role, None):
+        raise BookError(
+            f"This token was issued to {found.name!r} as {found.role} before. Issue a new one."
+        )
     return found
 
 

@@ -131,6 +131,24 @@ def test_a_key_reserves_once_and_for_its_token_only(team):
     assert len(team.book("carl").show("admissions").grants) == 2
 
 
+def test_a_key_of_one_request_does_not_do_another(team):
+    """Fails if a run begins without its activation, or if the service calls itself unavailable."""
+    first, second = reserve(team)[1]["id"], reserve(team, key="k2")[1]["id"]
+    begun = {
+        "header": "0" * 64,
+        "ledger": "x",
+        "head": {"count": 1, "hash": "0" * 64},
+        "ended": 0,
+        "key": "k3",
+    }
+    for grant, key in ((first, "k1"), (first, "k2")):
+        found = team.ask("anna", "POST", f"/grants/{grant}/activations", begun | {"key": key})
+        assert code(found) == (409, "grant_refused")
+    assert team.ask("anna", "POST", f"/grants/{first}/activations", begun) == (200, {"run": 1})
+    assert team.ask("anna", "POST", f"/grants/{first}/activations", begun) == (200, {"run": 1})
+    assert code(team.ask("anna", "POST", f"/grants/{second}/activations", begun))[0] == 409
+
+
 def test_costs_are_those_of_the_service(team):
     """Fails if a client can say what its run costs, or raise a budget by its filters."""
     assert code(reserve(team, cost=[0])) == (400, "invalid_argument")

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -77,8 +78,10 @@ def make_app(store: Store, limits: Limits | None = None) -> Starlette:
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    described = JSONResponse(description())
+
     async def openapi(request: Request) -> Response:
-        return JSONResponse(description())
+        return described
 
     app = Starlette(
         routes=[
@@ -104,15 +107,18 @@ class _Door:
         self._rate = rate
         self._limits: dict[str, RateLimit] = {}
         self._strangers = RateLimit(_MOST_STRANGERS)
+        self._counting = threading.Lock()
 
     def admitted(self, authorization: str | None) -> TokenState:
         """Return whose request it is."""
         scheme, _, token = (authorization or "").partition(" ")
         known = self._tokens.of(token.strip()) if scheme.lower() == "bearer" else None
-        limit = self._strangers
-        if known is not None:
-            limit = self._limits.setdefault(known.name, RateLimit(self._rate))
-        if not limit.admit():
+        with self._counting:
+            limit = self._strangers
+            if known is not None:
+                limit = self._limits.setdefault(known.name, RateLimit(self._rate))
+            admitted = limit.admit()
+        if not admitted:
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "too_many_requests",
