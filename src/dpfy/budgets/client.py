@@ -24,6 +24,7 @@ from dpfy.ledger.journal import Head
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PAUSES = (0.1, 0.4, 1.6, None)  # seconds before a request is sent again
+_REACHED = 10.0  # seconds until a connection is made
 _SECONDS = 60.0  # that an answer may take
 _AGAIN = (  # answers after which the same request may be sent again
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -58,7 +59,7 @@ class Service:
         self._address = _address(url)
         self._token = _token(token)
         self._pause = pause
-        self._local = threading.local()  # a connection for each thread
+        self._connections: dict[int, http.client.HTTPConnection] = {}  # by threads
         self._pid = os.getpid()
         self.name = url.rstrip("/")
         found = self._get("/book")
@@ -157,8 +158,9 @@ class Service:
         return TokenState.from_json(self._ask("DELETE", f"/tokens/{_quoted(name)}"))
 
     def close(self) -> None:
-        """Close the connection of this thread."""
-        self._dropped()
+        """Close all connections."""
+        while self._connections:
+            self._connections.popitem()[1].close()
 
     def _get(self, path: str) -> Any:
         return self._ask("GET", path)
@@ -212,24 +214,30 @@ class Service:
     def _connection(self) -> http.client.HTTPConnection:
         """Return the connection of this thread; those of a parent process are not for a child."""
         if os.getpid() != self._pid:
-            self._local, self._pid = threading.local(), os.getpid()
-        found: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+            self.close()
+            self._pid = os.getpid()
+        found = self._connections.get(threading.get_ident())
         if found is None:
-            host, port = self._address.hostname or "", self._address.port
-            if self._address.scheme == "https":
-                found = http.client.HTTPSConnection(
-                    host, port, timeout=_SECONDS, context=ssl.create_default_context()
-                )
-            else:
-                found = http.client.HTTPConnection(host, port, timeout=_SECONDS)
-            self._local.connection = found
+            found = self._opened()
+            self._connections[threading.get_ident()] = found
+        return found
+
+    def _opened(self) -> http.client.HTTPConnection:
+        found: http.client.HTTPConnection
+        host, port = self._address.hostname or "", self._address.port
+        if self._address.scheme == "https":
+            context = ssl.create_default_context()
+            found = http.client.HTTPSConnection(host, port, timeout=_REACHED, context=context)
+        else:
+            found = http.client.HTTPConnection(host, port, timeout=_REACHED)
+        found.connect()
+        found.sock.settimeout(_SECONDS)
         return found
 
     def _dropped(self) -> None:
-        found = getattr(self._local, "connection", None)
-        if found is not None and os.getpid() == self._pid:
+        found = self._connections.pop(threading.get_ident(), None)
+        if found is not None:
             found.close()
-            self._local.connection = None
 
 
 def _address(url: str) -> Any:

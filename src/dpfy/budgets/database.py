@@ -105,9 +105,7 @@ class Database:
             granted = book.with_key(request.key)
             if granted is not None:
                 if granted.body.get("request") != asked:
-                    raise GrantRefused(
-                        f"The key {request.key!r} was used for another request. Use a new one."
-                    )
+                    raise _used(request.key)
                 return self._terms(book, _grant(book, granted.grant)[1])
             dataset = _dataset(book, request.dataset, declaration)
             account = WHOLE if request.part is None else request.part
@@ -141,7 +139,9 @@ class Database:
 
         def change(book: Transaction) -> int:
             _, record = _grant(book, grant)
-            if (done := book.with_key(key)) is not None and done.grant == grant:
+            if (done := book.with_key(key)) is not None:
+                if (done.kind, done.grant) != ("activate", grant):
+                    raise _used(key)
                 return record.sessions
             bound = book.bound_to(ledger_id, header_hash)
             if bound is not None and bound.grant != grant:
@@ -372,6 +372,10 @@ def _shown(book: Transaction, name: str) -> DatasetState:
         description=declaration.description,
         created=created,
     )
+
+
+def _used(key: str) -> GrantRefused:
+    return GrantRefused(f"The key {key!r} was used for another request. Use a new one.")
 
 
 def _check_fits(request: Request, declaration: Declaration) -> None:

@@ -52,6 +52,12 @@ class Declaration:
 
     def __post_init__(self) -> None:
         name("name", self.name)
+        _validate.real("epsilon", self.epsilon, 0, _MOST_EPSILON, open_low=True)
+        _validate.delta(self.delta)
+        self._check_parts()
+        self._check_filters()
+
+    def _check_parts(self) -> None:
         for part in self.parts:
             name("part", part)
         if len(set(self.parts)) != len(self.parts):
@@ -62,8 +68,22 @@ class Declaration:
                 f"{self.relation}: a record that is replaced may move to another part. Declare no "
                 "parts, or a data set for each."
             )
-        if len(self.filters) != len(self.tranches):
-            raise InvalidArgument("Expected one filter for each tranche.")
+
+    def _check_filters(self) -> None:
+        """Refuse filters that would admit more than was declared."""
+        for tranche in self.tranches:
+            _validate.positive("tranche", tranche)
+        if abs(sum(self.tranches) - self.epsilon) > 1e-9 * self.epsilon:
+            raise InvalidArgument(
+                f"Expected tranches={self.tranches!r} to add up to epsilon={self.epsilon:g}, got "
+                f"{sum(self.tranches):g}."
+            )
+        limits = [(each, self.delta) for each in _opened(self.tranches, self.epsilon)]
+        if [(rule.epsilon, rule.delta) for rule in self.filters] != limits:
+            raise InvalidArgument(
+                f"Expected one filter for each number of open tranches, with epsilon and delta "
+                f"{limits!r}."
+            )
 
     @classmethod
     def make(
@@ -85,12 +105,7 @@ class Declaration:
         epsilon = _validate.real("epsilon", epsilon, 0, _MOST_EPSILON, open_low=True)
         delta = _validate.delta(delta)
         tranches = tuple(_validate.positive("tranche", each) for each in (tranches or (epsilon,)))
-        if abs(sum(tranches) - epsilon) > 1e-9 * epsilon:
-            raise InvalidArgument(
-                f"Expected tranches={tranches!r} to add up to epsilon={epsilon:g}, got "
-                f"{sum(tranches):g}."
-            )
-        opened = [sum(tranches[: count + 1]) for count in range(len(tranches) - 1)]
+        opened = _opened(tranches, epsilon)
         return cls(
             name=name,
             unit=unit,
@@ -99,7 +114,7 @@ class Declaration:
             delta=delta,
             tranches=tranches,
             parts=tuple(parts),
-            filters=tuple(_filter(each, delta, reference, relation) for each in (*opened, epsilon)),
+            filters=tuple(_filter(each, delta, reference, relation) for each in opened),
             description=description,
         )
 
@@ -170,6 +185,11 @@ def name(label: str, value: object) -> str:
             "beginning with a letter or digit."
         )
     return value
+
+
+def _opened(tranches: tuple[float, ...], epsilon: float) -> tuple[float, ...]:
+    """Return the limit of ε for each number of open tranches."""
+    return (*(sum(tranches[:count]) for count in range(1, len(tranches))), epsilon)
 
 
 def _filter(epsilon: float, delta: float, reference: Envelope, relation: Relation) -> RenyiFilter:

@@ -6,13 +6,15 @@ Tests: tests/budgets/test_tokens.py.
 import secrets
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dpfy import _validate
-from dpfy.budgets.store import Store, Transaction
 from dpfy.budgets.values import Entry, whoever
 from dpfy.errors import BookError, InvalidArgument
 from dpfy.web.tokens import digest_of
+
+if TYPE_CHECKING:  # clients of a service need no database
+    from dpfy.budgets.store import Store, Transaction
 
 _BYTES = 32
 _DIGEST = 64
@@ -71,7 +73,7 @@ class Tokens:
     by requests that begin after :meth:`revoke` returned.
     """
 
-    def __init__(self, store: Store, actor: str | None = None) -> None:
+    def __init__(self, store: "Store", actor: str | None = None) -> None:
         self._store = store
         self._actor = whoever() if actor is None else actor
 
@@ -94,10 +96,10 @@ class Tokens:
         if len(sha256) != _DIGEST or set(sha256) - set("0123456789abcdef"):
             raise InvalidArgument("Expected sha256 to be the SHA-256 hash of a token, in hex.")
 
-        def change(book: Transaction) -> TokenState:
+        def change(book: "Transaction") -> TokenState:
             for found in _all(book):
-                if found.sha256 == sha256 and (found.name, found.role) == (name, role):
-                    return _unrevoked(found)
+                if found.sha256 == sha256:
+                    return _same(found, name, role)
                 if found.name == name and found.revoked is None:
                     raise BookError(
                         f"{name!r} has a token already. Revoke it before a new one is issued."
@@ -121,7 +123,7 @@ class Tokens:
             BookError: if the name has no token.
         """
 
-        def change(book: Transaction) -> TokenState:
+        def change(book: "Transaction") -> TokenState:
             own = [found for found in _all(book) if found.name == name]
             if not own:
                 raise BookError(
@@ -144,7 +146,7 @@ class Tokens:
         """Return what the book knows of a token; None if it is not, or no longer, accepted."""
         sha256 = digest_of(token)
 
-        def question(book: Transaction) -> TokenState | None:
+        def question(book: "Transaction") -> TokenState | None:
             issued = book.with_key(f"token:{sha256}")
             revoked = book.with_key(f"revoke:{sha256}")
             if issued is None or issued.kind != "token" or revoked is not None:
@@ -154,7 +156,7 @@ class Tokens:
         return self._store.read(question)
 
 
-def _all(book: Transaction) -> list[TokenState]:
+def _all(book: "Transaction") -> list[TokenState]:
     revoked = {entry.body["sha256"]: entry.time for entry in book.first_of("revoke")}
     tokens = map(_token, book.first_of("token"))
     return [replace(token, revoked=revoked.get(token.sha256)) for token in tokens]
@@ -165,9 +167,12 @@ def _token(entry: Entry) -> TokenState:
     return TokenState(body["name"], Role(body["role"]), body["sha256"], entry.time)
 
 
-def _unrevoked(found: TokenState) -> TokenState:
-    if found.revoked is not None:
-        raise BookError(f"The token of {found.name!r} was revoked. Issue a new one.")
+def _same(found: TokenState, name: str, role: Role) -> TokenState:
+    """Return a token that is issued again, if it is for the same and still accepted."""
+    if (found.name, found.role, found.revoked) != (name, role, None):
+        raise BookError(
+            f"This token was issued to {found.name!r} as {found.role} before. Issue a new one."
+        )
     return found
 
 

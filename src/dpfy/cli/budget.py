@@ -272,7 +272,8 @@ def log(
             for entry in found.log(name, after):
                 typer.echo(json.dumps(entry.to_json()))
             return
-        table = Table("no.", "time", "who", "what", "data set", "grant")
+        table = Table("no.", "time", "who", "what", "data set")
+        table.add_column("grant", no_wrap=True)
         for entry in found.log(name, after):
             cells = (entry.time, entry.actor, entry.kind, entry.dataset, entry.grant)
             table.add_row(str(entry.number), *map(escape, cells))
@@ -378,17 +379,14 @@ def _show(state: "DatasetState") -> None:
 
 
 def _grants(grants: "tuple[GrantState, ...]") -> Table:
-    table = Table("grant", "purpose", "holder", "part", "state", "epsilon", "since")
+    table = Table()
+    table.add_column("grant", no_wrap=True, min_width=max(len(grant.id) for grant in grants))
+    parts = any(grant.part for grant in grants)
+    for name in ("purpose", "holder", *(("part",) if parts else ()), "state", "epsilon"):
+        table.add_column(name)
     for grant in grants:
-        table.add_row(
-            grant.id,
-            escape(grant.purpose),
-            escape(grant.holder),
-            escape(grant.part or ""),
-            str(grant.state),
-            _shown(grant.epsilon),
-            grant.updated,
-        )
+        cells = (grant.purpose, grant.holder, *((grant.part or "",) if parts else ()))
+        table.add_row(grant.id, *map(escape, cells), str(grant.state), _shown(grant.epsilon))
     return table
 
 

@@ -36,7 +36,6 @@ BookOption = Annotated[
 @contextmanager
 def opened(address: str) -> "Iterator[BudgetBook]":
     """Open a book, and close it afterwards."""
-    require("sqlalchemy", "budget")
     from dpfy.budgets import BudgetBook
 
     with BudgetBook.open(address) as book:
@@ -48,7 +47,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen at; the default is this machine alone.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at.")] = 8470,
+    port: Annotated[int, typer.Option(help="Port to listen at; 0 for any free one.")] = 8470,
     certfile: Annotated[
         Path | None,
         typer.Option(
@@ -83,8 +82,6 @@ def serve(
     from dpfy.budgets.service.app import LIMITS
 
     with _database(book) as store:
-        scheme = "http" if certfile is None else "https"
-        typer.echo(f"{store.name}: listening at {scheme}://{host}:{port}")
         listen(
             store,
             host=host,
@@ -93,6 +90,7 @@ def serve(
             keyfile=keyfile,
             behind_proxy=behind_proxy,
             limits=replace(LIMITS, body=body, rate=rate),
+            tell=lambda address: typer.echo(f"listening at {address}"),
         )
 
 

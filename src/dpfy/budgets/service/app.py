@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dpfy.budgets.database import Database
+from dpfy.budgets.service import schemas
 from dpfy.budgets.service.endpoints import ENDPOINTS, Call, Endpoint, Forbidden
 from dpfy.budgets.service.openapi import description
 from dpfy.budgets.store import Store
@@ -76,8 +78,10 @@ def make_app(store: Store, limits: Limits | None = None) -> Starlette:
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    described = JSONResponse(description())
+
     async def openapi(request: Request) -> Response:
-        return JSONResponse(description())
+        return described
 
     app = Starlette(
         routes=[
@@ -103,15 +107,18 @@ class _Door:
         self._rate = rate
         self._limits: dict[str, RateLimit] = {}
         self._strangers = RateLimit(_MOST_STRANGERS)
+        self._counting = threading.Lock()
 
     def admitted(self, authorization: str | None) -> TokenState:
         """Return whose request it is."""
         scheme, _, token = (authorization or "").partition(" ")
         known = self._tokens.of(token.strip()) if scheme.lower() == "bearer" else None
-        limit = self._strangers
-        if known is not None:
-            limit = self._limits.setdefault(known.name, RateLimit(self._rate))
-        if not limit.admit():
+        with self._counting:
+            limit = self._strangers
+            if known is not None:
+                limit = self._limits.setdefault(known.name, RateLimit(self._rate))
+            admitted = limit.admit()
+        if not admitted:
             raise Refusal(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 "too_many_requests",
@@ -134,7 +141,8 @@ async def _body(endpoint: Endpoint, request: Request, limits: Limits) -> Any:
     found = await read_object(request, limits)
     if found is None:
         raise Refusal(HTTPStatus.BAD_REQUEST, "invalid_json", "Expected a JSON object.")
-    return _storable(found)
+    schemas.check(_storable(found), endpoint.body)
+    return found
 
 
 def _storable(value: Any) -> Any:

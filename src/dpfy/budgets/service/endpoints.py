@@ -21,7 +21,6 @@ _T = TypeVar("_T")
 _ALL = frozenset(Role)
 _RUNNING = frozenset({Role.STEWARD, Role.TRAINER})
 _STEWARD = frozenset({Role.STEWARD})
-MOST_ENTRIES = 1000  # that one answer has
 
 
 class Forbidden(Exception):
@@ -62,7 +61,7 @@ class Call:
 
     def key(self) -> str:
         """Return the idempotency key of the request, apart from those of other tokens."""
-        return f"{self.token.name}/{_text(self.body, 'key', 64)}"
+        return f"{self.token.name}/{self.body['key']}"
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,8 @@ def _show(call: Call) -> Any:
 
 
 def _open_tranche(call: Call) -> Any:
-    opened = call.body.get("opened")
-    state = call.book.show(call.path["name"])
-    if type(opened) is not int or opened not in (state.opened, state.opened + 1):
+    opened, state = call.body["opened"], call.book.show(call.path["name"])
+    if opened not in (state.opened, state.opened + 1):
         raise InvalidArgument(
             f"Expected opened to be {state.opened + 1}, the number of tranches that will be open, "
             f"got {opened!r}."
@@ -126,6 +124,10 @@ def _open_tranche(call: Call) -> Any:
 
 def _reserve(call: Call) -> Any:
     request = replace(_read(Request.from_json, call.body), key=call.key())
+    if not request.envelope and request.filter is None:
+        raise InvalidArgument(
+            "Expected at least one event: a run that releases nothing needs none."
+        )
     if call.token.role is not Role.STEWARD:
         request = replace(request, holder=call.token.name)
     return call.book.reserve(request).to_json()
@@ -140,22 +142,15 @@ def _terms(call: Call) -> Any:
 
 
 def _activate(call: Call) -> Any:
-    ended = call.body.get("ended")
-    if ended is not None and type(ended) is not int:
-        raise InvalidArgument(f"Expected ended to be a number of runs or null, got {ended!r}.")
+    body = call.body
     run = call.book.activate(
-        call.own(),
-        _text(call.body, "header", 64),
-        _text(call.body, "ledger", 64),
-        _head(call.body.get("head")),
-        ended,
-        call.key(),
+        call.own(), body["header"], body["ledger"], Head(**body["head"]), body["ended"], call.key()
     )
     return {"run": run}
 
 
 def _anchor(call: Call) -> Any:
-    call.book.anchor(call.own(), _head(call.body))
+    call.book.anchor(call.own(), Head(**call.body))
 
 
 def _settle(call: Call) -> Any:
@@ -167,7 +162,7 @@ def _reopen(call: Call) -> Any:
 
 
 def _forfeit(call: Call) -> Any:
-    return call.book.forfeit(call.own(), _text(call.body, "reason", 1000)).to_json()
+    return call.book.forfeit(call.own(), call.body["reason"]).to_json()
 
 
 def _withdraw(call: Call) -> Any:
@@ -179,8 +174,7 @@ def _ledger(call: Call) -> Any:
 
 
 def _log(call: Call) -> Any:
-    after = _whole(call.query, "after", 0, 0, 2**31 - 1)
-    limit = _whole(call.query, "limit", 100, 1, MOST_ENTRIES)
+    after, limit = _whole(call.query, "after", 0), _whole(call.query, "limit", 100)
     found = call.book.entries(call.query.get("dataset"), after, limit)
     return {"entries": [entry.to_json() for entry in found]}
 
@@ -194,9 +188,7 @@ def _tokens(call: Call) -> Any:
 
 
 def _issue(call: Call) -> Any:
-    return call.tokens.issue(
-        _text(call.body, "name", 100), _text(call.body, "role", 20), _text(call.body, "sha256", 64)
-    ).to_json()
+    return call.tokens.issue(**call.body).to_json()
 
 
 def _revoke(call: Call) -> Any:
@@ -289,26 +281,8 @@ def _read(read: Callable[[Any], _T], value: Any) -> _T:
         ) from None
 
 
-def _text(body: Mapping[str, Any], name: str, most: int) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise InvalidArgument(f"Expected {name} to be a text of 1 to {most} letters.")
-    return value
-
-
-def _head(value: Any) -> Head:
-    if (
-        not isinstance(value, dict)
-        or set(value) != {"count", "hash"}
-        or type(value["count"]) is not int
-        or value["count"] < 0
-    ):
-        raise InvalidArgument('Expected a head such as {"count": 12, "hash": "<64 hex digits>"}.')
-    return Head(value["count"], _text(value, "hash", 64))
-
-
-def _whole(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+def _whole(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
-    if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
-        raise InvalidArgument(f"Expected {name} to be a whole number from {low} to {high}.")
-    return int(text)
+    found = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    schemas.check(found, schemas.PAGE[name], name)
+    return found
