@@ -130,8 +130,12 @@ class Grant:
 
     def end(self, ledger: Ledger) -> None:
         """Tell the book how far the ledger came, and settle a grant that is used up."""
-        if self._anchors is not None:
-            self._anchors.close()
+        anchors, self._anchors = self._anchors, None
+        if anchors is None:  # no run had begun, or it has ended
+            return
+        anchors.close()
+        if ledger.ended_session is None:
+            return
         try:
             spent = Spent(self.terms)
             for run in ledger.uses:

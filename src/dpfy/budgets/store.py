@@ -333,7 +333,7 @@ class Store:
         for pause in _PAUSES:
             try:
                 return once()
-            except SQLAlchemyError as error:
+            except (SQLAlchemyError, OSError) as error:
                 lost = isinstance(error, DBAPIError) and error.connection_invalidated
                 if not lost or pause is None:
                     reason = str(getattr(error, "orig", error)).strip().splitlines() or [""]

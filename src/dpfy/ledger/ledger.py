@@ -384,16 +384,15 @@ class Ledger:
         if self._pid != os.getpid() or not self._writable:
             return
         with self._mutex:
-            ended = False
             try:
                 if self._intact:
                     self._settle()
-                    ended = self._end_session()
+                    self._end_session()
             finally:
                 self._writable = False
                 self._store.close()
-        if self._grant is not None and ended:
-            self._grant.end(self)
+                if self._grant is not None:
+                    self._grant.end(self)
 
     def __enter__(self) -> Self:
         return self
@@ -553,13 +552,11 @@ class Ledger:
         if number is not None:
             self._append([("session", {"number": number, "ended": False})])
 
-    def _end_session(self) -> bool:
+    def _end_session(self) -> None:
         """Record that nothing follows in this run, so that a book can tell it from a crash."""
         number, ended = self._journal.session
-        if self._grant is None or ended:
-            return False
-        self._append([("session", {"number": number, "ended": True})])
-        return True
+        if self._grant is not None and not ended:
+            self._append([("session", {"number": number, "ended": True})])
 
     def _check_fixed(self, event: Event) -> None:
         if self._grant is not None and self.ended_session is not None:
