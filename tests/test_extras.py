@@ -1,5 +1,6 @@
 """Packages of an extra are imported where they are used, or the extra is named."""
 
+import os
 import subprocess
 import sys
 
@@ -156,3 +157,28 @@ def test_the_service_needs_its_packages(package):
     code = f"import sys; sys.modules['{package}'] = None; import dpfy.ensembles, dpfy.serving"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_service_of_a_book_needs_its_packages(package):
+    code = f"import sys; sys.modules['{package}'] = None; import dpfy.budgets.service"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+def test_a_client_of_a_book_needs_no_database():
+    code = """
+import sys
+for name in ("sqlalchemy", "starlette", "uvicorn"):
+    sys.modules[name] = None
+import dpfy
+for address in ("https://budget.example", "sqlite:///team.db"):
+    try:
+        dpfy.BudgetBook.open(address)
+    except dpfy.errors.DpfyError as error:
+        print(error)
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "DPFY_BUDGET_TOKEN"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
+    asked, refused = done.stdout.splitlines()
+    assert "DPFY_BUDGET_TOKEN" in asked and "pip install 'dpfy[budget]'" in refused, done.stderr

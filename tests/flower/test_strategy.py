@@ -13,7 +13,6 @@ from dpfy.errors import InvalidArgument
 from dpfy.federated import federate
 from dpfy.integrations.flower import PrivateFedAvg
 
-
 pytestmark = pytest.mark.usefixtures("task")
 
 

@@ -17,6 +17,8 @@ from safetensors.torch import save_model
 from torch import nn
 
 from dpfy.accounting import RenyiFilter, account
+from dpfy.budgets.grant import Grant
+from dpfy.budgets.runs import BookedRun
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
 from dpfy.ledger import Ledger
@@ -158,6 +160,7 @@ class Trainer:
         self._loggers: tuple[Callback, ...] = ()
         self._evaluations: list[Evaluation] = []
         self._said: set[str] = set()
+        self._booked: BookedRun | None = None
         self._shows_progress = False
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
@@ -192,6 +195,8 @@ class Trainer:
             except DpfyError:
                 # Refused before anything was declared: leave no trace.
                 if ranks.first and not (self.folder / LEDGER).exists():
+                    if self._booked is not None:
+                        self._booked.give_up()
                     shutil.rmtree(self.folder)
                 raise
             return self._train(run)
@@ -224,6 +229,7 @@ class Trainer:
                 self.data.train,
                 self.folder / LEDGER,
                 extra=self._stateful(),
+                grant=self._grant(),
                 **self._options(),
             )
             try:
@@ -283,8 +289,19 @@ class Trainer:
             self.plan,
             self.folder / LEDGER,
             announce=False,
+            grant=self._grant(),
             **self._options(),
         )
+
+    def _grant(self) -> Grant | None:
+        """Take the grant of the run, on the rank that has its ledger."""
+        ranks, address = Ranks.present(), self.config.budget
+        with ranks.together():
+            if address is not None and ranks.first:
+                self._booked = BookedRun(
+                    address, self.plan, self.folder / LEDGER, f"train {self.folder.name}"
+                )
+        return None if self._booked is None else self._booked.grant
 
     def _begin_again(self) -> Run:
         ranks, ledger = Ranks.present(), self.folder / LEDGER
@@ -564,6 +581,7 @@ class Trainer:
             public_data=public,
             metric=f"{self.objective.metric} on public data",
             history=history,
+            book=None if self._booked is None else self._booked.finish(),
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
         tell(callbacks, "on_report", report(ledger, self._delta, facts).write(self.folder))
