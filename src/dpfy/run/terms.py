@@ -3,8 +3,6 @@
 Tests: tests/run/test_step.py.
 """
 
-from functools import lru_cache
-
 from dpfy.errors import LedgerMismatch
 from dpfy.gradients import Engine
 from dpfy.ledger.events import Event, Policy, Sampled
@@ -95,7 +93,7 @@ def mechanism_for(
         co_batched = partition.largest
         rounding = shared_rounding(query, step, engine.rounding + additions)
     norm_rounding = layout.norm_rounding(context.plan.divisor)
-    mechanism = _mechanism(
+    mechanism = GaussianSum(
         query.joint_sensitivity(step) + norm_rounding,
         relative_noise(context, step, config),
         dimension,
@@ -105,10 +103,6 @@ def mechanism_for(
         + (1 if query.least_sample is None and not norm_rounding else 2),
     )
     return context.sampling.widen(context.record_bounds.widen(mechanism))
-
-
-# the lattice and the noise of a mechanism are computed once for all steps that have it
-_mechanism = lru_cache(maxsize=64)(GaussianSum)
 
 
 def partition_for(
