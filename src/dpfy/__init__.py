@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
+    from dpfy.run.step_log import StepLog as StepLog
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.saved import load_model as load_model
     from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
@@ -147,6 +148,7 @@ _HOMES = {
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),
+    "run.step_log": ("StepLog",),
     "types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _get, __all__ = exports(__name__, _HOMES)

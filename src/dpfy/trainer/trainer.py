@@ -42,6 +42,7 @@ from dpfy.run.progress import ProgressBar
 from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
+from dpfy.run.step_log import StepLog
 from dpfy.trainer.builders import (
     completed,
     load_data,
@@ -77,6 +78,7 @@ from dpfy.types import (
 )
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+PROGRESS = "progress.jsonl"
 _METRICS = (
     Statistic("accuracy", bound=1.0),
     Statistic("loss", bound=4.0),
@@ -533,6 +535,8 @@ class Trainer:
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
+        if Ranks.present().first:
+            callbacks = (StepLog(self.folder / PROGRESS, run.lost_steps), *callbacks)
         with StopSignals(announce=Ranks.present().first) as stop, run:
             try:
                 tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
