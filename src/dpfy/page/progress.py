@@ -50,6 +50,21 @@ def read_progress(path: Path) -> Progress:
         return Progress()
 
 
+def declared_history(facts: object) -> dict[str, Points]:
+    """Return the metric that a report declares, for runs that wrote no progress.
+
+    >>> declared_history({"metric": "accuracy on public data", "history": [[2, 0.5]]})
+    {'accuracy': ((2, 0.5),)}
+    """
+    found: dict[str, dict[int, float]] = {}
+    if isinstance(facts, dict) and isinstance(facts.get("history"), list):
+        metric = str(facts.get("metric")).removesuffix(" on public data")
+        for pair in facts["history"]:
+            if isinstance(pair, list) and len(pair) == 2 and _whole(pair[0]) is not None:
+                _add(found, metric, pair[0], pair[1])
+    return _curves(found)
+
+
 def parse(lines: Iterable[bytes]) -> Progress:
     """Return the progress that lines tell of.
 

@@ -1,6 +1,5 @@
 """Compute the reports that the page shows, one after another and none twice."""
 
-import json
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,12 +9,11 @@ from typing import Any
 from dpfy.errors import DpfyError
 from dpfy.ledger import Ledger
 from dpfy.page.hub import Hub
-from dpfy.page.runs import RunState, State
+from dpfy.page.runs import RunState, State, facts_in
 from dpfy.page.words import clean, text
 from dpfy.reporting import Report, RunFacts, html, report
 
 _PAUSE, _SHARE = 10.0, 20  # seconds between two reports of a run that goes on; or rests per work
-_LARGEST = 2**24  # bytes of a report that declares facts
 _HEADING = re.compile(r"(</?h)([12])>")
 
 
@@ -93,20 +91,13 @@ def report_of(state: RunState) -> Report:
 
 def declared_facts(state: RunState) -> RunFacts:
     """Return what the run's last report declares, with the measurements that are known now."""
-    facts = _facts_in(state) or RunFacts(name=clean(state.name), title="Privacy report")
+    try:
+        facts = RunFacts.from_json(facts_in(state.path.parent))
+    except (DpfyError, TypeError):
+        facts = RunFacts(name=clean(state.name))
     if state.progress.metric is None:
         return facts
     name = state.progress.metric[0]
     return replace(
         facts, metric=f"{clean(name)} on public data", history=state.progress.public[name]
     )
-
-
-def _facts_in(state: RunState) -> RunFacts | None:
-    """Return the facts in ``report.json`` beside the ledger, if there are any that can be read."""
-    try:
-        with (state.path.parent / "report.json").open("rb") as file:
-            found = json.loads(file.read(_LARGEST))
-        return RunFacts.from_json(found["facts"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, DpfyError):
-        return None

@@ -1,13 +1,14 @@
 """Find the ledgers in a folder, and say of each what is on record about its run."""
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from dpfy.accounting import FilterGuarantee, GroupFilterGuarantee, account, odometer
 from dpfy.errors import DpfyError
@@ -20,7 +21,9 @@ from dpfy.planning import default_delta
 from dpfy.reporting.record import LedgerRecord
 
 LEDGER, HEAD = ".dpl", ".dpl.head"
-_BESIDE = (progress.FILE, checkpoint_head.FILE)
+REPORT = "report.json"
+_LARGEST = 2**24  # bytes of a report that declares facts
+_BESIDE = (progress.FILE, checkpoint_head.FILE, REPORT)
 DEPTH = 3
 MOST = 2000
 """How many ledgers are shown; a folder with more is not a folder of runs."""
@@ -190,11 +193,13 @@ class RunReader:
     def _described(self, blank: RunState, ledger: Ledger, running: bool, known: bool) -> RunState:
         header, folder = ledger.header, blank.path.parent
         plan = header.plan if header is not None and isinstance(header.plan, dict) else {}
-        limit = plan.get("budget") or (header.filter if header else None) or {}
+        limit = next(filter(_is_object, (plan.get("budget"), header and header.filter)), {})
         delta = _positive(limit.get("delta"))
         record = None if header is None else LedgerRecord.of(ledger)
         total = (record.steps_registered if record else 0) or _whole(plan.get("steps"))
         told = progress.read_progress(folder / progress.FILE)
+        if not told.public:
+            told = replace(told, public=progress.declared_history(facts_in(folder)))
         steps = ledger.count
         state = _state_of(running, known, told.ended, steps, total)
         return replace(
@@ -237,6 +242,15 @@ def find(root: Path) -> Iterator[Path]:
             yield Path(folder, name)
 
 
+def facts_in(folder: Path) -> Any:
+    """Return the facts that the report in a folder declares; None if there is none to read."""
+    try:
+        with (folder / REPORT).open("rb") as file:
+            return json.loads(file.read(_LARGEST))["facts"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def _state_of(running: bool, known: bool, ended: bool, steps: int, total: int) -> State:
     if running:
         return State.RUNNING
@@ -277,6 +291,10 @@ def _positive(value: object) -> float | None:
 
 def _positive_or_0(value: object) -> float:
     return _positive(value) or 0.0
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and bool(value)
 
 
 def _list(values: dict[str, Any], name: str) -> list[Any]:

@@ -28,7 +28,8 @@ main a { color: var(--accent); }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; border-radius: 3px; }
 .lead { color: var(--soft); }
 .number-cell { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.under { display: block; color: var(--soft); font-size: .8rem; font-weight: 400; }
+.under { display: block; color: var(--soft); font-size: .8rem; font-weight: 400; white-space: normal; max-width: 24rem;
+  overflow-wrap: anywhere; }
 .state { display: inline-block; font-weight: 600; white-space: nowrap; }
 .state::before { content: ""; display: inline-block; width: .6em; height: .6em; border-radius: 50%; margin-right: .45em;
   background: var(--soft); }
@@ -75,13 +76,15 @@ input[type=checkbox] { width: 1.1rem; height: 1.1rem; accent-color: var(--accent
   border-radius: 5px; padding: .3rem .5rem; font-variant-numeric: tabular-nums; }
 pre.command { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem; overflow-x: auto;
   white-space: pre-wrap; overflow-wrap: anywhere; }
-.stale { opacity: .55; }
 .visually-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 @media (max-width: 40rem) {
   .cards thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
   .cards, .cards tbody, .cards tr, .cards th, .cards td { display: block; }
-  .cards tr { border: 1px solid var(--line); border-radius: 8px; padding: .6rem .9rem; margin: .7rem 0; }
-  .cards td, .cards tbody th { border: 0; padding: .2rem 0; max-width: none; white-space: normal; }
+  .cards tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; border: 1px solid var(--line); border-radius: 8px;
+    padding: .6rem .9rem; margin: .7rem 0; }
+  .cards td, .cards tbody th { border: 0; padding: .2rem 0; max-width: none; white-space: normal; overflow-wrap: anywhere; }
+  .cards tbody th { grid-column: 1 / -1; }
+  .cards td:empty { display: none; }
   .cards td[data-label]::before { content: attr(data-label); display: block; color: var(--soft); font-size: .75rem; font-weight: 400; }
   #connection { margin-left: 0; }
 }

@@ -191,7 +191,7 @@ def comparison(states: Sequence[RunState]) -> str:
             "<h1>Compare runs</h1><p>Choose runs on <a href='/'>the page of all runs</a>, and "
             "compare them here.</p>"
         )
-    rows = table("Runs side by side", ("", *_ROWS), [_column(state) for state in states])
+    rows = table("Runs side by side", ("Run", *_ROWS), [_column(state) for state in states])
     private = [state for state in states if _has_curve(state)]
     figures = [_spent_curve(private)] if private else []
     for label in dict.fromkeys(label for each in states for label in each.progress.public):
