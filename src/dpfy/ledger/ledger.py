@@ -29,6 +29,7 @@ from dpfy.ledger.events import (
     canonical_json,
     run_lengths,
 )
+from dpfy.ledger.grant import Grant, facts_of
 from dpfy.ledger.guard import Guard, Unguarded
 from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
 from dpfy.ledger.sealed import forget, interruption, recall
@@ -77,6 +78,7 @@ class Ledger:
         self._paid_for: tuple[Event, bytes] | None = None
         self._paid = self._prepaid = 0  # steps of the last use, and those of them not taken
         self._intact = True
+        self._grant: Grant | None = None
         self._pid = os.getpid()
         self._mutex = threading.RLock()
 
@@ -88,6 +90,7 @@ class Ledger:
         header: Header | None = None,
         anchor: _StrPath | None = None,
         block: int = 1,
+        grant: Grant | None = None,
     ) -> Self:
         """Open ``path`` as its only writer, after verifying it; create it if it does not exist.
 
@@ -98,6 +101,8 @@ class Ledger:
             anchor: a file in another place that also keeps the head.
             block: the number of reservations of one fixed event that are paid for at once. A clean
                 :meth:`close` hands back unused ones; a crash does not.
+            grant: the grant of a :class:`~dpfy.budgets.BudgetBook` that pays for the ledger; it is
+                given whenever the ledger is opened.
 
         Returns:
             The open ledger; close it, or use it as a context manager.
@@ -108,13 +113,17 @@ class Ledger:
             LedgerMismatch: if it was begun for something else.
             UnsafeStorage: if its file system has no working locks or no fsync.
             LedgerWriteFailed: if it cannot be written.
+            BookError: if the book does not let a run begin.
         """
         _validate.count("block", block)
+        if grant is not None:
+            guard, header = grant.guard(guard or Unguarded()), grant.declared(header)
         store = FileStore(path, anchor)
         store.acquire()
         try:
             journal = _replay(store)
             ledger = cls(store, journal, block)
+            ledger._check_grant(grant)
             ledger._seal_tail()
             # Open selections were begun by a writer that is gone: we hold its lock.
             for scope, event in list(journal.open.items()):
@@ -124,6 +133,8 @@ class Ledger:
                 ledger.register(guard, header)
             else:
                 ledger._attach(guard)
+            if grant is not None:
+                ledger._begin_session(grant)
         except BaseException:
             store.close()
             raise
@@ -147,6 +158,23 @@ class Ledger:
             LedgerDamaged: if it was truncated, edited or rolled back.
         """
         store = FileStore(path, anchor)
+        return cls(store, _replay(store), writable=False)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> Self:
+        """Verify the contents of a ledger file, without its head, and return a ledger to read.
+
+        Args:
+            data: the bytes of the file.
+            name: how errors name it.
+
+        Returns:
+            A ledger that cannot be written to.
+
+        Raises:
+            LedgerDamaged: if a line was edited or removed.
+        """
+        store = MemoryStore(data, name)
         return cls(store, _replay(store), writable=False)
 
     @classmethod
@@ -344,12 +372,16 @@ class Ledger:
         if self._pid != os.getpid() or not self._writable:
             return
         with self._mutex:
+            ended = False
             try:
                 if self._intact:
                     self._settle()
+                    ended = self._end_session()
             finally:
                 self._writable = False
                 self._store.close()
+        if self._grant is not None and ended:
+            self._grant.end(self)
 
     def __enter__(self) -> Self:
         return self
@@ -424,6 +456,12 @@ class Ledger:
         return tuple(self._journal.basis)
 
     @property
+    def ended_session(self) -> int | None:
+        """The number of the last run that a book let begin here; None if its end is not known."""
+        number, ended = self._journal.session
+        return number if ended else None
+
+    @property
     def anchored(self) -> bool:
         """Whether an anchor keeps a second copy of the head."""
         return isinstance(self._store, FileStore) and self._store.anchored
@@ -469,6 +507,27 @@ class Ledger:
                 f"An earlier write to {name} did not complete, so nothing more may be released. "
                 "Open the ledger again in a new run; what is on disk counts as spent."
             )
+
+    def _check_grant(self, grant: Grant | None) -> None:
+        """Refuse to write to a ledger that a book pays for without asking the book."""
+        if grant is None and self.header is not None and self.header.grant is not None:
+            raise LedgerMismatch(
+                f"{self._store.name} is paid for by {facts_of(self.header.grant)}. Open it with "
+                "grant=, as BudgetBook.grant returns it."
+            )
+
+    def _begin_session(self, grant: Grant) -> None:
+        number = grant.begin(self)
+        self._append([("session", {"number": number, "ended": False})])
+        self._grant = grant
+
+    def _end_session(self) -> bool:
+        """Record that nothing follows in this run, so that a book can tell it from a crash."""
+        number, ended = self._journal.session
+        if self._grant is None or ended:
+            return False
+        self._append([("session", {"number": number, "ended": True})])
+        return True
 
     def _check_fixed(self, event: Event) -> None:
         if (
@@ -592,6 +651,8 @@ class Ledger:
         for line in lines:
             self._journal.feed(line)
         self._intact = True
+        if self._grant is not None:
+            self._grant.follow(self._journal.head)
 
     def _write(self, data: bytes, head: Head) -> None:
         try:

@@ -1,0 +1,55 @@
+"""Grants: what a ledger is told by the book that keeps the budget of its data set.
+
+Tests: tests/budgets/test_grant.py.
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpfy.ledger.guard import Guard
+from dpfy.ledger.journal import Head, Header
+
+if TYPE_CHECKING:
+    from dpfy.ledger.ledger import Ledger
+
+
+class Grant(Protocol):
+    """The permission of a budget book to spend on one ledger; the book hands out its own kind.
+
+    A ledger that is opened with a grant names it in its header, asks it before the first step of
+    each run, and can never be written to without it.
+    """
+
+    def declared(self, header: Header | None) -> Header:
+        """Return the header with the grant in it.
+
+        Raises:
+            GrantRefused: if the header is for something else than was granted.
+        """
+        ...
+
+    def guard(self, guard: Guard) -> Guard:
+        """Return a guard that admits what ``guard`` does, within what was granted."""
+        ...
+
+    def begin(self, ledger: "Ledger") -> int:
+        """Have the book let a run begin on ``ledger``, and return the number of the run.
+
+        Raises:
+            BookError: if it does not.
+        """
+        ...
+
+    def follow(self, head: Head) -> None:
+        """Take notice of a head that is durable, without delay and whether or not it arrives."""
+        ...
+
+    def end(self, ledger: "Ledger") -> None:
+        """Take notice that the run has ended; what the book misses can be told it later."""
+        ...
+
+
+def facts_of(grant: dict[str, Any] | None) -> str:
+    """Return how errors name the grant that a header declares."""
+    return (
+        "no grant" if grant is None else f"grant {grant.get('grant')} of {grant.get('dataset')!r}"
+    )
