@@ -37,7 +37,9 @@ def test_lines_are_read_once(tmp_path, monkeypatch):
         follower.read()
         journal = type(follower._journal)
         feed = journal.feed
-        monkeypatch.setattr(journal, "feed", lambda self, line: (fed.append(line), feed(self, line)))
+        monkeypatch.setattr(
+            journal, "feed", lambda self, line: (fed.append(line), feed(self, line))
+        )
         ledger.reserve(STEP)
         fed.clear()  # the writer's own
         follower.read()

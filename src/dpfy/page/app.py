@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from dpfy.page import views
 from dpfy.page.budgets import all_budgets
-from dpfy.page.hub import MOST
 from dpfy.page.layout import document
 from dpfy.page.planner import answer, contours, planner
 from dpfy.page.runs import State
@@ -25,6 +24,7 @@ from dpfy.page.style import SHEET
 from dpfy.page.watcher import Watcher
 from dpfy.page.words import clean
 
+_OPEN = 200  # pages that may be connected at once
 _HEARTBEAT = 15.0  # seconds after which a stream says that it is alive
 _SIDE_BY_SIDE = 6  # runs; more lines cannot be told apart
 _STATIC = {
@@ -92,7 +92,6 @@ class _Pages:
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._streams = 0
         self._accountant = asyncio.Semaphore(1)  # one computation at a time for all who plan
 
     async def runs(self, request: Request) -> Response:
@@ -137,20 +136,17 @@ class _Pages:
         topic, since = (request.query_params.get(each, "") for each in ("topic", "since"))
         # After a break a browser says itself which version it saw last.
         seen = request.headers.get("last-event-id", since)
-        if self._streams >= MOST:
+        if self._watcher.open_pages >= _OPEN:
             return Response("Too many pages are open.", 503, media_type="text/plain")
         return StreamingResponse(self._changes(topic, seen), media_type="text/event-stream")
 
     async def _changes(self, topic: str, seen: str) -> AsyncIterator[str]:
-        self._streams += 1
-        try:
+        with self._watcher.listening():
             yield "retry: 2000\n\n"
             while True:
                 version = await self._watcher.hub.wait(topic, seen, _HEARTBEAT)
                 yield f"id: {version}\ndata: changed\n\n" if version != seen else ": alive\n\n"
                 seen = version
-        finally:
-            self._streams -= 1
 
     async def _fresh(self, topic: str) -> str:
         """Look at what has changed; return the version that is shown, or an earlier one."""

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dpfy.errors import DpfyError
+from dpfy.errors import DpfyError, InvalidArgument
 from dpfy.page import words
 from dpfy.page.layout import live, table, tiles
 from dpfy.page.words import name, text
@@ -64,6 +65,7 @@ class BudgetReader:
         if self._book is None:
             from dpfy.budgets import BudgetBook  # it needs packages that other pages do without
 
+            _check_there(self._url)
             self._book = BudgetBook.open(self._url)
         return self._book
 
@@ -71,6 +73,15 @@ class BudgetReader:
         """Keep why there is nothing to show, without the password of the address."""
         secret = urlsplit(self._url).password
         self.refusal = reason.replace(secret, "…") if secret else reason
+
+
+def _check_there(url: str) -> None:
+    """Refuse a file that does not exist: who looks must not begin a book."""
+    scheme, _, place = url.partition(":///")
+    if scheme.startswith("sqlite") and not Path(place.partition("?")[0]).is_file():
+        raise InvalidArgument(
+            f"There is no book at {url}. Check the path, or begin one with dpfy.budgets."
+        )
 
 
 def all_budgets(reader: BudgetReader | None) -> str:

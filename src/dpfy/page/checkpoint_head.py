@@ -1,4 +1,7 @@
-"""Read from a checkpoint how many steps it knows of, without torch."""
+"""Read from a checkpoint how many steps it knows of, without torch.
+
+Tests: tests/page/test_runs.py.
+"""
 
 import json
 from pathlib import Path

@@ -1,13 +1,12 @@
-"""Tell open pages that something they show has changed."""
+"""Tell open pages that something they show has changed.
+
+Tests: tests/page/test_app.py.
+"""
 
 import asyncio
 import secrets
 import threading
 from collections import Counter
-
-MOST = 200
-"""How many pages may be connected at once."""
-
 
 class Hub:
     """Counts the changes of each topic, and wakes whoever waits for one.
@@ -20,11 +19,6 @@ class Hub:
         self._counts: Counter[str] = Counter()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._mutex = threading.Lock()
-
-    @property
-    def listeners(self) -> int:
-        """The number of pages that wait."""
-        return len(self._waiting)
 
     def version(self, topic: str) -> str:
         """Return a text that changes whenever the topic does."""

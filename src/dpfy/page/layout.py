@@ -1,4 +1,7 @@
-"""What all pages share: the head, the way between them, tiles and tables."""
+"""What all pages share: the head, the way between them, tiles and tables.
+
+Tests: tests/page/test_app.py.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Compute the reports that the page shows, one after another and none twice."""
+"""Compute the reports that the page shows, one after another and none twice.
+
+Tests: tests/page/test_app.py.
+"""
 
 import re
 import time

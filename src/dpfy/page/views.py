@@ -1,4 +1,7 @@
-"""The pages about runs: all of them, one, and some side by side."""
+"""The pages about runs: all of them, one, and some side by side.
+
+Tests: tests/page/test_app.py.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,12 @@
-"""Keep what the page shows up to date, in a thread of its own, and rest while nobody looks."""
+"""Keep what the page shows up to date, in a thread of its own, and rest while nobody looks.
+
+Tests: tests/page/test_app.py.
+"""
 
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from dpfy.page.budgets import BudgetReader
@@ -29,6 +33,7 @@ class Watcher:
         self.root, self.hub = root, Hub()
         self.reports = Reports(self.hub)
         self.budgets = BudgetReader(budget) if budget is not None else None
+        self.open_pages = 0
         self._readers: dict[Path, RunReader] = {}
         self._looks = 0
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -61,6 +66,16 @@ class Watcher:
         """Return the state of the run with this key, or None if there is none."""
         return next((state for state in self.runs() if state.key == key), None)
 
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Look again and again for as long as somebody listens; used by one thread."""
+        self.open_pages += 1
+        self._wake.set()  # it rests while nobody does
+        try:
+            yield
+        finally:
+            self.open_pages -= 1
+
     def refresh(self) -> None:
         """Ask for a look now, and wait a moment for it; what takes longer comes later."""
         with self._looked:
@@ -70,7 +85,7 @@ class Watcher:
     def _work(self) -> None:
         while not self._stop.is_set():
             # Nobody looks: wait for a request. The search is then due at once.
-            patience = _PAUSE if self.hub.listeners or self._due() else None
+            patience = _PAUSE if self.open_pages or self._due() else None
             self._wake.wait(timeout=patience)
             if patience is None:
                 self._looks = 0

@@ -1,4 +1,7 @@
-"""Turn values into text for a page: escaped, whole, and in the words of our reports."""
+"""Turn values into text for a page: escaped, whole, and in the words of our reports.
+
+Tests: tests/page/test_app.py.
+"""
 
 import html
 import math
