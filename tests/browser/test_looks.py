@@ -1,5 +1,6 @@
 """Pages can be read by everybody: in the dark, on a telephone, on paper, by keyboard and by ear."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -15,6 +16,8 @@ from dpfy.planning import solve
 
 PATIENCE = 120_000
 AXE = gzip.decompress((Path(__file__).parent / "vendor" / "axe.min.js.gz").read_bytes()).decode()
+SHOWN = os.environ.get("DPFY_SCREENSHOTS")
+SHOTS_FOLDER = Path(SHOWN).resolve() if SHOWN else None
 NASTY = "<script>alert(1)<:script>"
 PAGES = ("runs", "run", "refused", "compare", "budgets", "plan")
 
@@ -37,7 +40,8 @@ def addresses(tmp_path_factory):
     with open_ledger(root / "digits-mlp" / "ledger.dpl", plan) as ledger:
         take(ledger, plan, 22)
         progress(root / "digits-mlp", 40, 22)
-        with served(root, url) as server:
+        # by short paths, as people give them
+        with contextlib.chdir(folder), served(Path("runs"), url) as server:
             listed = server.until("/", "ward-3")
             keys = dict(re.findall(r'/runs/(\w+)" id="[^"]*"><bdi>(.*?)</bdi>', listed))
             key_of = {name: key for key, name in keys.items()}
@@ -197,8 +201,8 @@ def test_pictures_of_the_how_to_are_drawn(addresses, open_page, name, tmp_path):
     )
     raw = tmp_path / "raw.png"
     page.screenshot(path=raw)
-    folder = Path(os.environ.get("DPFY_SCREENSHOTS", tmp_path))
+    folder = SHOTS_FOLDER or tmp_path
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.png"
-    Image.open(raw).convert("RGB").quantize(48).save(target, optimize=True)
+    Image.open(raw).convert("RGB").quantize(128).save(target, optimize=True)
     assert 5_000 < target.stat().st_size < 60_000

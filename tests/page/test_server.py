@@ -54,7 +54,9 @@ def test_the_page_needs_no_torch(tmp_path):
         f"make_app(Path({str(tmp_path)!r})); print(answer({{}}), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and "3.53324" in done.stdout and done.stdout.endswith("False\n"), done
+    assert done.returncode == 0 and "3.53324" in done.stdout and done.stdout.endswith("False\n"), (
+        done
+    )
 
 
 def test_a_taken_port_is_refused_with_a_remedy(tmp_path):

@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections import Counter
 
+
 class Hub:
     """Counts the changes of each topic, and wakes whoever waits for one.
 

@@ -27,6 +27,7 @@ main a { color: var(--accent); }
 .skip:focus { left: 1rem; top: .5rem; background: var(--paper); padding: .4rem .8rem; z-index: 1; }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; border-radius: 3px; }
 .lead { color: var(--soft); }
+.cards tbody th { min-width: 9.5rem; }
 .number-cell { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .under { display: block; color: var(--soft); font-size: .8rem; font-weight: 400; white-space: normal; max-width: 24rem;
   overflow-wrap: anywhere; }
@@ -83,7 +84,7 @@ pre.command { background: var(--card); border: 1px solid var(--line); border-rad
   .cards tr { display: grid; grid-template-columns: 1fr 1fr; gap: 0 1rem; border: 1px solid var(--line); border-radius: 8px;
     padding: .6rem .9rem; margin: .7rem 0; }
   .cards td, .cards tbody th { border: 0; padding: .2rem 0; max-width: none; white-space: normal; overflow-wrap: anywhere; }
-  .cards tbody th { grid-column: 1 / -1; }
+  .cards tbody th { min-width: 0; grid-column: 1 / -1; }
   .cards td:empty { display: none; }
   .cards td[data-label]::before { content: attr(data-label); display: block; color: var(--soft); font-size: .75rem; font-weight: 400; }
   #connection { margin-left: 0; }
