@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -45,6 +45,11 @@ $(INTEGRATIONS): $(STAMP)
 
 test-integrations: $(INTEGRATIONS)
 	DPFY_TEST_INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations src/dpfy/integrations
+
+# Budgets of teams on a PostgreSQL and behind a service that the tests start.
+test-servers: setup
+	.ci/install-servers postgres
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "servers and not slow" tests/servers
 
 # The page in Debian's Chromium. DPFY_SCREENSHOTS=docs/_static/page draws the pictures of its how-to.
 BROWSER := $(VENV)/.browser

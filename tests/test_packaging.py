@@ -21,10 +21,12 @@ ROOT = Path(__file__).parents[1]
 HARD = {"torch", "numpy", "scipy", "cryptography", "safetensors"}
 EXTRAS = {  # what a part of dpfy needs that one can do without
     "arrow": {"pyarrow"},
+    "budget": {"sqlalchemy"},
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
     "page": {"starlette", "uvicorn"},
+    "postgresql": {"psycopg"},
     "report": {"matplotlib"},
     "service": {"starlette", "uvicorn"},
     "tune": {"optuna"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         account as account,
         calibrate_noise as calibrate_noise,
     )
+    from dpfy.budgets.book import BudgetBook as BudgetBook
     from dpfy.checks.explain import Explanation as Explanation, explain as explain
     from dpfy.checks.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.checks.mixing import check_data_set as check_data_set
@@ -24,11 +25,15 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.ensembles.teachers import Teachers as Teachers
     from dpfy.errors import (
         BatchAlreadyReleased as BatchAlreadyReleased,
+        BookDamaged as BookDamaged,
+        BookError as BookError,
+        BookUnavailable as BookUnavailable,
         BudgetExhausted as BudgetExhausted,
         CheckpointError as CheckpointError,
         DataError as DataError,
         DivergenceError as DivergenceError,
         DpfyError as DpfyError,
+        GrantRefused as GrantRefused,
         InvalidArgument as InvalidArgument,
         IsolationError as IsolationError,
         LedgerDamaged as LedgerDamaged,
@@ -95,17 +100,22 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
 
 _HOMES = {
     "accounting": ("Guarantee", "account", "calibrate_noise"),
+    "budgets.book": ("BudgetBook",),
     "ensembles.pate": ("pate",),
     "ensembles.predictor": ("PrivatePredictor",),
     "ensembles.student": ("semi_supervised",),
     "ensembles.teachers": ("Teachers",),
     "errors": (
         "BatchAlreadyReleased",
+        "BookDamaged",
+        "BookError",
+        "BookUnavailable",
         "BudgetExhausted",
         "CheckpointError",
         "DataError",
         "DivergenceError",
         "DpfyError",
+        "GrantRefused",
         "InvalidArgument",
         "IsolationError",
         "LedgerDamaged",

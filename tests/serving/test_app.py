@@ -10,7 +10,7 @@ import pytest
 from dpfy import PrivatePredictor
 from dpfy.errors import LedgerDamaged, LedgerLocked
 from dpfy.serving import Limits, make_app
-from dpfy.serving.tokens import digest_of
+from dpfy.web.tokens import digest_of
 
 SECRET = 417.25  # what the teachers know, and nothing may show
 BEARER = {"authorization": "Bearer right"}

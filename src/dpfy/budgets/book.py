@@ -6,25 +6,28 @@ Tests: tests/budgets/test_book.py.
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from dpfy._extras import require
+from dpfy.accounting.filters import Filter
 from dpfy.budgets.backend import Backend
-from dpfy.budgets.database import Database
 from dpfy.budgets.declarations import Declaration
 from dpfy.budgets.export import write_export
 from dpfy.budgets.grant import Grant, ledger_bytes
-from dpfy.budgets.store import Store, whoever
-from dpfy.budgets.values import DatasetState, Entry, GrantState, Request
+from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, whoever
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Repeated, run_lengths
-from dpfy.ledger.journal import Head
+from dpfy.ledger.journal import Head, Header
 from dpfy.plans import Plan
 from dpfy.types import Relation, Unit
 
+if TYPE_CHECKING:
+    from dpfy.budgets.runs import Booking
+
 _PAGE = 500  # entries that are asked for at once
 
-_Planned = Plan | Event | Iterable[Repeated]
+Planned = Plan | Header | Event | Iterable[Repeated]
 
 
 class BudgetBook:
@@ -61,8 +64,10 @@ class BudgetBook:
         """Open the book at an address; a SQLite file that does not exist is created.
 
         Args:
-            url: ``sqlite:///team.db``, or ``postgresql+psycopg://host/database``.
-            actor: who writes, for the log. Default: the user of the operating system.
+            url: ``sqlite:///team.db``, ``postgresql+psycopg://host/database``, or
+                ``https://host`` for a service, with a token in ``DPFY_BUDGET_TOKEN``.
+            actor: who writes, for the log. Default: the user of the operating system; for a
+                service whoever the token is of.
 
         Returns:
             The book; close it, or use it as a context manager.
@@ -71,6 +76,14 @@ class BudgetBook:
             InvalidArgument: if there can be no book at the address.
             BookUnavailable: if it cannot be reached.
         """
+        if url.startswith(("http://", "https://")):
+            from dpfy.budgets.client import Service
+
+            return cls(Service(url))
+        require("sqlalchemy", "budget")
+        from dpfy.budgets.database import Database
+        from dpfy.budgets.store import Store
+
         return cls(Database(Store(url), actor or whoever()))
 
     @property
@@ -93,7 +106,7 @@ class BudgetBook:
         relation: Relation | str = Relation.ADD_OR_REMOVE_ONE,
         tranches: Iterable[float] = (),
         parts: Iterable[str] = (),
-        reference: _Planned | None = None,
+        reference: Planned | None = None,
         description: str = "",
     ) -> DatasetState:
         """Declare the budget of a data set; the same declaration twice is one.
@@ -127,7 +140,7 @@ class BudgetBook:
             relation=relation,
             tranches=tuple(tranches),
             parts=tuple(parts),
-            reference=() if reference is None else _envelope(reference),
+            reference=() if reference is None else envelope_of(reference),
             description=description,
         )
         self._backend.create(declaration)
@@ -148,7 +161,7 @@ class BudgetBook:
     def reserve(
         self,
         name: str,
-        plan: _Planned,
+        plan: Planned,
         *,
         purpose: str,
         holder: str | None = None,
@@ -159,7 +172,8 @@ class BudgetBook:
 
         Args:
             name: the data set.
-            plan: the plan of the run, or the events of what will be released.
+            plan: the plan of the run, the header of its ledger, or the events of what will be
+                released.
             purpose: what the run is for.
             holder: who runs it. Default: the user of the operating system.
             part: the part of the data set that the run reads. Default: all of it.
@@ -176,19 +190,39 @@ class BudgetBook:
         """
         if not isinstance(purpose, str) or not purpose.strip():
             raise InvalidArgument(f"Expected purpose={purpose!r} to say what the run is for.")
-        planned = plan if isinstance(plan, Plan) else None
+        declared = plan if isinstance(plan, Plan | Header) else None
+        rule = None if declared is None else declared.filter
         request = Request(
             dataset=name,
-            envelope=_envelope(plan),
-            filter=planned.filter.to_json() if planned and planned.filter else None,
-            unit=planned and planned.unit,
-            relation=planned and planned.relation,
+            envelope=envelope_of(plan),
+            filter=rule.to_json() if isinstance(rule, Filter) else rule,
+            unit=None if declared is None else declared.unit,
+            relation=None if declared is None else declared.relation,
             purpose=purpose,
             holder=holder or whoever(),
             part=part,
             key=key or secrets.token_hex(16),
         )
         return Grant(self._backend, self._backend.reserve(request))
+
+    def pay_for(
+        self, name: str, ledger: str | Path, *, purpose: str, part: str | None = None
+    ) -> "Booking":
+        """Return what stands for a ledger that is paid for from the budget of a data set.
+
+        Give it as ``ledger=`` to an estimator, to :func:`dpfy.estimators.describe`, to PATE or to a
+        release of labels: once they know what they will release, they reserve it here, and open
+        the ledger.
+
+        Args:
+            name: the data set.
+            ledger: the path of the ledger.
+            purpose: what the run is for.
+            part: the part of the data set that it reads. Default: all of it.
+        """
+        from dpfy.budgets.runs import Booking  # it builds on this module
+
+        return Booking(self, name, Path(ledger), purpose, part)
 
     def grant(self, grant: str) -> Grant:
         """Return a grant that was reserved before, by its name.
@@ -343,10 +377,12 @@ def _id(grant: Grant | str) -> str:
     return grant if isinstance(grant, str) else grant.id
 
 
-def _envelope(planned: _Planned) -> tuple[Repeated, ...]:
+def envelope_of(planned: Planned) -> tuple[Repeated, ...]:
     """Return the events of a plan, of one event, or of a list of them."""
-    if isinstance(planned, Plan):
+    if isinstance(planned, Plan) or (isinstance(planned, Header) and planned.filter is not None):
         return planned.envelope
+    if isinstance(planned, Header):
+        planned = planned.envelope
     if isinstance(planned, Event):
         return (Repeated(planned, 1),)
     if isinstance(planned, Repeated):

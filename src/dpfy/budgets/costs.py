@@ -26,6 +26,7 @@ from dpfy.accounting.to_pairs import canonical
 from dpfy.errors import InvalidArgument, UnsupportedEvent
 from dpfy.ledger.events import Envelope, Event, Repeated
 from dpfy.ledger.individual import group_names
+from dpfy.ledger.selection import Selected
 from dpfy.types import Relation
 
 Cost = tuple[int, ...]
@@ -116,6 +117,12 @@ def planned_cost(
     The steps of a plan under a filter are chosen as it runs, so this is what it may need. Whatever
     it is, the guard of its ledger admits no more.
     """
+    if any(isinstance(run.event, Selected) for run in envelope):
+        raise UnsupportedEvent(
+            "A private selection that is interrupted is charged for all its trials, whose number "
+            "is not known in advance, so that no book can keep budget for it. Search by "
+            "composition, which costs one plan a trial, or reserve each trial."
+        )
     cost = cost_of(envelope, orders, relation)
     if filter is None:
         return cost
@@ -126,6 +133,11 @@ def planned_cost(
         return tuple(map(_units, (rule.set_aside, *(order * rho for order in orders))))
     if isinstance(rule, RenyiFilter):
         planned = cost_of(envelope, rule.orders, relation)[1:]
+        if not any(planned):
+            raise UnsupportedEvent(
+                "A Rényi filter alone does not say how costs grow with the order. Reserve the plan "
+                "that is under it."
+            )
         room = max(
             Fraction(_units(limit), part or 1)
             for limit, part in zip(rule.limits, planned, strict=True)

@@ -37,12 +37,19 @@ class Database:
     def __init__(self, store: Store, actor: str) -> None:
         self._store = store
         self._actor = actor
+        self._declarations: dict[str, Declaration] = {}
         self.name = store.name
         self.identity = store.identity
 
     def acting(self, actor: str) -> "Database":
         """Return the same book, written to by somebody else."""
         return Database(self._store, actor)
+
+    def _declared(self, name: str) -> Declaration:
+        """Return the declaration of a data set, which never changes."""
+        if name not in self._declarations:
+            self._declarations[name] = self._store.read(lambda book: _declaration(book, name))
+        return self._declarations[name]
 
     def create(self, declaration: Declaration) -> None:
         """Declare a data set."""
@@ -87,7 +94,7 @@ class Database:
 
     def reserve(self, request: Request) -> Terms:
         """Keep budget for a run."""
-        declaration = self._store.read(lambda book: _declaration(book, request.dataset))
+        declaration = self._declared(request.dataset)
         _check_fits(request, declaration)
         cost = planned_cost(
             request.envelope, request.filter, declaration.orders, declaration.relation
@@ -123,7 +130,7 @@ class Database:
                 request=asked,
                 key=request.key,
             )
-            return self._terms(book, record, declaration)
+            return self._terms_of(record, declaration, request)
 
         return self._store.write(change)
 
@@ -277,11 +284,11 @@ class Database:
         )
         return book.append(kind, body, actor=self._actor, dataset=record.dataset, grant=record.id)
 
-    def _terms(
-        self, book: Transaction, record: GrantRecord, declaration: Declaration | None = None
-    ) -> Terms:
-        declaration = declaration or _declaration(book, record.dataset)
-        asked = Request.from_json(book.reservation(record.id).body["request"])
+    def _terms(self, book: Transaction, record: GrantRecord) -> Terms:
+        request = Request.from_json(book.reservation(record.id).body["request"])
+        return self._terms_of(record, _declaration(book, record.dataset), request)
+
+    def _terms_of(self, record: GrantRecord, declaration: Declaration, request: Request) -> Terms:
         return Terms(
             book=self.identity,
             id=record.id,
@@ -289,8 +296,8 @@ class Database:
             part=record.account or None,
             unit=declaration.unit,
             relation=declaration.relation,
-            envelope=asked.envelope,
-            filter=asked.filter,
+            envelope=request.envelope,
+            filter=request.filter,
             orders=declaration.orders,
             limits=tuple(sorted({o for rule in declaration.filters for o in rule.orders})),
             cost=record.cost,

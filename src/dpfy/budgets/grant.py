@@ -13,7 +13,7 @@ from typing import Any
 
 from dpfy.budgets.backend import Backend
 from dpfy.budgets.costs import Cost, cost_of_event, nothing, plus
-from dpfy.budgets.values import DatasetState, GrantState, Terms
+from dpfy.budgets.values import DatasetState, GrantState, State, Terms
 from dpfy.errors import BookError, BookUnavailable, BudgetExhausted, GrantRefused, InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, canonical_json, envelope_to_json
@@ -96,16 +96,22 @@ class Grant:
         """Return a guard that admits what ``guard`` does, within what was granted."""
         return GrantGuard(guard, self.terms)
 
-    def begin(self, ledger: Ledger) -> int:
-        """Have the book let a run begin on ``ledger``, and return its number."""
+    def begin(self, ledger: Ledger) -> int | None:
+        """Have the book let a run begin on ``ledger``, and return its number.
+
+        It is None where the ledger was settled: it can be opened, and admits nothing more.
+        """
         known, header, line = self.show(), ledger.header, ledger.hash_at(1)
         assert header is not None and line is not None  # it was registered
-        if known.head.count and ledger.hash_at(known.head.count) != known.head.hash:
+        mine = known.ledger == header.identity
+        if mine and ledger.hash_at(known.head.count) != known.head.hash:
             raise GrantRefused(
                 f"{ledger.path} was rolled back or replaced: the book remembers line "
                 f"{known.head.count} of the ledger of grant {self.id} otherwise. Restore the "
                 "newest copy, or forfeit the grant."
             )
+        if known.state is State.SETTLED:
+            return None
         number = self._backend.activate(
             self.id,
             line,

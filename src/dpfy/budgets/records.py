@@ -6,7 +6,7 @@ appends these to its chain. ``verify`` asks again.
 Tests: tests/budgets/test_records.py.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from dpfy.budgets.costs import Cost, nothing, plus
@@ -64,7 +64,7 @@ class GrantRecord:
     header: str | None = None
     sessions: int = 0
     reopened: bool = False
-    head: Head = Head()
+    head: Head = field(default_factory=Head)
 
     @property
     def kept(self) -> Cost:
@@ -227,7 +227,7 @@ class DatasetRecord:
         """
         found = self._moved(account, nothing(self.declaration.orders), cost)
         if not all(self.declaration.admits(total, self.opened) for total in found.totals):
-            raise BudgetExhausted(self._refusal())
+            raise BudgetExhausted(self._refusal(found))
         return found
 
     def settling(self, record: GrantRecord, charged: Cost) -> "DatasetRecord":
@@ -265,10 +265,10 @@ class DatasetRecord:
         moved = Account(plus(now.charged, charged), plus(now.kept, kept))
         return replace(self, accounts={**self.accounts, account: moved})
 
-    def _refusal(self) -> str:
+    def _refusal(self, found: "DatasetRecord") -> str:
         declaration = self.declaration
         limit = sum(declaration.tranches[: self.opened])
-        spent = max(map(declaration.epsilon_of, self.totals))
+        now, then = (max(map(declaration.epsilon_of, each.totals)) for each in (self, found))
         remedy = (
             "open the next tranche, or wait until grants are settled"
             if self.opened < len(declaration.tranches)
@@ -276,8 +276,8 @@ class DatasetRecord:
         )
         return (
             f"The budget of {declaration.name!r} has no room for this run: of epsilon={limit:g} at "
-            f"delta={declaration.delta:g}, {spent:.4g} are spent or reserved. Nothing was read; "
-            f"{remedy}."
+            f"delta={declaration.delta:g}, {now:.4g} are spent or reserved, and would be "
+            f"{then:.4g} with it. Nothing was read; {remedy}."
         )
 
 

@@ -6,7 +6,6 @@ last entry that moved its budget, and how far a grant has come is in the last en
 Tests: tests/budgets/test_store.py.
 """
 
-import getpass
 import json
 import os
 import secrets
@@ -25,7 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from dpfy._version import __version__
 from dpfy.budgets import tables
 from dpfy.budgets.queue import Queue
-from dpfy.budgets.values import Entry
+from dpfy.budgets.values import Entry, whoever
 from dpfy.errors import BookDamaged, BookError, BookUnavailable
 from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import GENESIS
@@ -135,7 +134,7 @@ class Transaction:
         rows = self._connection.execute(
             select(entries).where(entries.c.kind == kind).order_by(entries.c.number)
         )
-        return [self._checked(row._mapping) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
     def entries(self, dataset: str | None, after: int, limit: int | None) -> list[Entry]:
         """Return the entries after a number in order, of one data set or of all.
@@ -148,7 +147,7 @@ class Transaction:
         if dataset is not None:
             query = query.where(entries.c.dataset == dataset)
         rows = self._connection.execute(query.order_by(entries.c.number).limit(limit))
-        return [self._checked(row._mapping) for row in rows]
+        return [self._checked(row._asdict()) for row in rows]
 
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return the number and hash of the last entry of the book and of each data set."""
@@ -203,7 +202,7 @@ class Transaction:
 
     def _one(self, query: Any) -> Entry | None:
         row = self._connection.execute(query).one_or_none()
-        return None if row is None else self._checked(row._mapping)
+        return None if row is None else self._checked(row._asdict())
 
     def _checked(self, row: Mapping[str, Any]) -> Entry:
         entry = _entry(row)
@@ -342,14 +341,6 @@ class Store:
 
     def _leave_in_child(self) -> None:
         self._engine.dispose(close=False)  # the connections are the parent's
-
-
-def whoever() -> str:
-    """Return who writes, as far as the operating system knows."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"
 
 
 def _entry(row: Mapping[str, Any]) -> Entry | None:

@@ -141,6 +141,6 @@ def _triggers(dialect: str, table: str) -> list[str]:
 
 def _unknown(url: str) -> InvalidArgument:
     return InvalidArgument(
-        f"Expected the address of a book, got {url.rsplit('@', maxsplit=1)[-1]!r}. Use sqlite:///team.db for a "
-        "file, postgresql+psycopg://host/database, or https://host for a service."
+        f"Expected the address of a book, got {url.rpartition('@')[2]!r}. Use sqlite:///team.db "
+        "for a file, postgresql+psycopg://host/database, or https://host for a service."
     )

@@ -3,6 +3,8 @@
 Tests: tests/budgets/test_book.py.
 """
 
+import getpass
+import os
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
@@ -266,3 +268,11 @@ class Terms:
                 "cost": tuple(value["cost"]),
             }
         )
+
+
+def whoever() -> str:
+    """Return who writes, as far as the operating system knows."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"

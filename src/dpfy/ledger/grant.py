@@ -3,7 +3,8 @@
 Tests: tests/budgets/test_grant.py.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dpfy.ledger.guard import Guard
 from dpfy.ledger.journal import Head, Header
@@ -31,8 +32,10 @@ class Grant(Protocol):
         """Return a guard that admits what ``guard`` does, within what was granted."""
         ...
 
-    def begin(self, ledger: "Ledger") -> int:
+    def begin(self, ledger: "Ledger") -> int | None:
         """Have the book let a run begin on ``ledger``, and return the number of the run.
+
+        It is None if the ledger was settled: it may be opened, and nothing more may be spent.
 
         Raises:
             BookError: if it does not.
@@ -45,6 +48,22 @@ class Grant(Protocol):
 
     def end(self, ledger: "Ledger") -> None:
         """Take notice that the run has ended; what the book misses can be told it later."""
+        ...
+
+
+@runtime_checkable
+class Booking(Protocol):
+    """The place of a ledger that a budget book pays for, once it is known what it is for."""
+
+    path: Path
+
+    def grant(self, planned: Header) -> Grant:
+        """Return the grant that the ledger at the place names, or reserve one for a header.
+
+        Raises:
+            BudgetExhausted: if the data set has no room for it.
+            BookError: if the book refuses it.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dpfy.ledger.basis import Ground, Kind, grounds_in
-from dpfy.reporting import label_words
+from dpfy.reporting import budgets, label_words
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -456,8 +456,7 @@ def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Ite
         Item(
             "other_ledgers",
             "Other ledgers on the same data",
-            "Costs add up: releases recorded in another ledger on the same people compose with "
-            "this one.",
+            budgets.OTHERS_UNKNOWN if record.grant is None else budgets.OTHERS_KNOWN,
         ),
         Item(
             "rollback",

@@ -497,6 +497,12 @@ class TrainConfig:
         "File in another place that also keeps the head of the ledger.",
         example="/backup/run.head",
     )
+    budget: str | None = option(
+        None,
+        "Budget book and data set, as URL#dataset, whose budget pays for the run.",
+        example="sqlite:///team.db#admissions-2026",
+        otherwise="no book: what other runs spent on the same records is not known",
+    )
     csv: bool = option(True, "Whether to write the evaluations to evaluations.csv.")
     tensorboard: bool = option(
         False,

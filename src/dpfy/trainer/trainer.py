@@ -17,6 +17,8 @@ from safetensors.torch import save_model
 from torch import nn
 
 from dpfy.accounting import RenyiFilter, account
+from dpfy.budgets.grant import Grant
+from dpfy.budgets.runs import BookedRun
 from dpfy.checks.fix import batchnorm_statistics
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
@@ -204,6 +206,7 @@ class Trainer:
         self._extra_callbacks = tuple(callbacks)
         self._evaluations: list[Evaluation] = []
         self._said: set[str] = set()
+        self._booked: BookedRun | None = None
         self._shows_progress = False
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
@@ -237,6 +240,8 @@ class Trainer:
             except DpfyError:
                 # Refused before anything was declared: leave no trace.
                 if ranks.first and not (self.folder / LEDGER).exists():
+                    if self._booked is not None:
+                        self._booked.give_up()
                     shutil.rmtree(self.folder)
                 raise
             return self._train(run)
@@ -268,6 +273,7 @@ class Trainer:
                 self.data.train,
                 self.folder / LEDGER,
                 extra=self._stateful(),
+                grant=self._grant(),
                 **self._options(),
             )
             try:
@@ -327,8 +333,19 @@ class Trainer:
             self.plan,
             self.folder / LEDGER,
             announce=False,
+            grant=self._grant(),
             **self._options(),
         )
+
+    def _grant(self) -> Grant | None:
+        """Take the grant of the run, on the rank that has its ledger."""
+        ranks, address = Ranks.present(), self.config.budget
+        with ranks.together():
+            if address is not None and ranks.first:
+                self._booked = BookedRun(
+                    address, self.plan, self.folder / LEDGER, f"train {self.folder.name}"
+                )
+        return None if self._booked is None else self._booked.grant
 
     def _begin_again(self) -> Run:
         ranks, ledger = Ranks.present(), self.folder / LEDGER
@@ -705,6 +722,7 @@ class Trainer:
             public_data=public,
             metric=f"{self.objective.metric} on public data",
             history=history,
+            book=None if self._booked is None else self._booked.finish(),
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
         report(ledger, self._delta, facts).write(self.folder)
