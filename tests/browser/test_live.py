@@ -57,7 +57,8 @@ def test_a_training_appears_moves_and_is_killed(tmp_path, open_page, training):
 def test_what_somebody_has_chosen_stays_chosen_while_the_page_changes(tmp_path, open_page):
     plan = plan_of()
     begun(tmp_path, "other")
-    with served(tmp_path) as server, open_ledger(tmp_path / "moving" / "ledger.dpl", plan) as ledger:
+    path = tmp_path / "moving" / "ledger.dpl"
+    with served(tmp_path) as server, open_ledger(path, plan) as ledger:
         page = open_page(server.address)
         page.get_by_label("Compare other").check()
         page.get_by_role("link", name="other").focus()

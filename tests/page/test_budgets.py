@@ -1,5 +1,8 @@
 """The page of budgets says what the book says, and never begins a book."""
 
+import contextlib
+import sqlite3
+
 import pytest
 from run_folders import plan_of
 
@@ -64,6 +67,26 @@ def test_a_book_that_is_not_there_is_refused_and_not_begun(url, tmp_path):
     with BudgetBook.open(url, actor="ada") as book:
         book.create("ward", unit="record", epsilon=8.0, delta=1e-5, reference=plan_of())
         assert reader.look() and "ward" in all_budgets(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"no database"])
+def test_another_file_is_left_as_it_is(url, tmp_path, content):
+    (tmp_path / "team.db").write_bytes(content)
+    reader = looked(url)
+    assert "There is no book" in all_budgets(reader)
+    assert (tmp_path / "team.db").read_bytes() == content
+    reader.close()
+
+
+def test_another_database_is_left_as_it_is(url, tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "team.db")) as other:
+        other.execute("CREATE TABLE entries (number INTEGER)")
+        other.commit()
+    before = (tmp_path / "team.db").read_bytes()
+    reader = looked(url)
+    assert "There is no book" in all_budgets(reader)
+    assert (tmp_path / "team.db").read_bytes() == before
     reader.close()
 
 

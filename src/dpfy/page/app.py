@@ -47,9 +47,9 @@ _HEADERS = {
 def make_app(folder: Path, budget: str | None = None) -> Starlette:
     """Return the application that shows runs, budgets and plans.
 
-    *Formal guarantee*: it answers GET and HEAD alone, writes nothing, takes no lock, and shows
-    what ledgers record, what runs released or measured on public data, and what was declared. Its
-    pages ask no other host for anything.
+    *Formal guarantee*: it answers GET and HEAD alone, changes no run and no book, takes no lock of
+    a ledger, and shows what ledgers record, what runs released or measured on public data, and
+    what was declared. Its pages ask no other host for anything.
 
     Args:
         folder: The folder of runs.

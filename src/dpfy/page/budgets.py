@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dpfy._extras import require
 from dpfy.errors import DpfyError, InvalidArgument
 from dpfy.page import words
 from dpfy.page.layout import live, table, tiles
@@ -76,11 +76,30 @@ class BudgetReader:
 
 
 def _check_there(url: str) -> None:
-    """Refuse a file that does not exist: who looks must not begin a book."""
-    scheme, _, place = url.partition(":///")
-    if scheme.startswith("sqlite") and not Path(place.partition("?")[0]).is_file():
+    """Refuse a database without a book: who looks must not begin one in it."""
+    if url.startswith(("http://", "https://")):
+        return
+    require("sqlalchemy", "budget")
+    from sqlalchemy import create_engine, inspect, make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from dpfy.budgets.tables import metadata
+
+    try:
+        address = make_url(url)
+        if address.get_backend_name() == "sqlite":  # which creates files that do not exist
+            address = make_url(f"sqlite:///file:{address.database}?mode=ro&uri=true")
+        engine = create_engine(address)
+        try:
+            found = set(inspect(engine).get_table_names())
+        finally:
+            engine.dispose()
+    except SQLAlchemyError:
+        found = set()
+    if not found.issuperset(metadata.tables):
         raise InvalidArgument(
-            f"There is no book at {url}. Check the path, or begin one with dpfy.budgets."
+            "There is no book of budgets that can be read at this address. Check it, or begin a "
+            "book with dpfy.budgets."
         )
 
 

@@ -143,6 +143,7 @@ class RunReader:
         self._seen: tuple[Any, ...] = ()
         self._size = 0
         self._running = False
+        self.accounted_at = 0.0
         self._accounted = ""  # the head of the ledger when ε was computed
 
     @property

@@ -165,8 +165,9 @@ def _figures(state: RunState) -> list[str]:
 
 def _has_curve(state: RunState) -> bool:
     """Whether ε was computed after several steps, by which it is a guarantee."""
-    private = state.spent is None or state.spent.private
-    return private and not state.filtered and len(state.progress.epsilons) > 1
+    spent = state.spent
+    holds = spent is not None and spent.private and spent.epsilon is not None
+    return holds and not state.filtered and len(state.progress.epsilons) > 1
 
 
 def _spent_curve(states: Sequence[RunState]) -> str:

@@ -4,6 +4,7 @@ Tests: tests/page/test_app.py.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from dpfy.page.reports import Reports
 from dpfy.page.runs import RunReader, RunState, State, find
 from dpfy.page.writers import Writers
 
+_LOG = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds between two looks at files that are known
 _SEARCH = 3  # looks between two searches for new ledgers
 _SHARE = 20  # rests per unit of work on the ε of runs that go on
@@ -90,8 +92,10 @@ class Watcher:
             if patience is None:
                 self._looks = 0
             self._wake.clear()
-            with contextlib.suppress(OSError):  # the folder is gone for a moment
+            try:
                 self._look()
+            except Exception as error:  # such as a folder that is gone for a moment
+                _LOG.warning("A look at %s failed: %s", self.root, type(error).__name__)
             with self._looked:
                 self._looked.notify_all()
             self._account()
@@ -125,19 +129,22 @@ class Watcher:
     def _account(self) -> None:
         """Compute ε where it is not known yet, and of one run that goes on if enough time passed.
 
-        Most of the time is left to others: the machine trains.
+        Most of the time is left to others: the machine trains. After a second there is another
+        look, and the rest comes later.
         """
-        for reader in list(self._readers.values()):
-            if not reader.due or self._stop.is_set():
-                continue
+        began = time.monotonic()
+        for reader in sorted(self._readers.values(), key=lambda each: each.accounted_at):
+            if self._stop.is_set() or time.monotonic() - began > _PAUSE:
+                return
             again = reader.state.spent is not None
-            if again and time.monotonic() < self._account_after:
+            if not reader.due or (again and time.monotonic() < self._account_after):
                 continue
             started = time.monotonic()
             reader.account()
-            took = time.monotonic() - started
+            reader.accounted_at = time.monotonic()  # whoever waits longest is next
+            took = reader.accounted_at - started
             if again:
-                self._account_after = time.monotonic() + max(_PAUSE, _SHARE * took)
+                self._account_after = reader.accounted_at + max(_PAUSE, _SHARE * took)
             self.hub.changed("runs", f"run-{reader.state.key}")
             self._stop.wait(took)
 
