@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -50,6 +50,16 @@ test-integrations: $(INTEGRATIONS)
 test-servers: setup
 	.ci/install-servers postgres
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "servers and not slow" tests/servers
+
+# The page in Debian's Chromium. DPFY_SCREENSHOTS=docs/_static/page draws the pictures of its how-to.
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
+	touch $@
+
+test-browser: $(BROWSER)
+	.ci/install-servers chromium
+	$(BIN)/python -m pytest -m browser tests/browser
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13

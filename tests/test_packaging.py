@@ -25,6 +25,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
+    "page": {"starlette", "uvicorn"},
     "postgresql": {"psycopg"},
     "report": {"matplotlib"},
     "service": {"starlette", "uvicorn"},

@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
+    from dpfy.run.step_log import StepLog as StepLog
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.result import TrainingResult as TrainingResult
     from dpfy.trainer.saved import load_model as load_model
@@ -163,6 +164,7 @@ _HOMES = {
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),
+    "run.step_log": ("StepLog",),
     "types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _get, __all__ = exports(__name__, _HOMES)

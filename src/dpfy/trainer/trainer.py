@@ -37,6 +37,7 @@ from dpfy.run.progress import ProgressBar
 from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
+from dpfy.run.step_log import StepLog
 from dpfy.trainer.builders import (
     completed,
     load_data,
@@ -71,6 +72,7 @@ from dpfy.types import (
 )
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+PROGRESS = "progress.jsonl"
 
 
 class Trainer:
@@ -406,6 +408,8 @@ class Trainer:
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
+        if Ranks.present().first:
+            callbacks = (StepLog(self.folder / PROGRESS, run.lost_steps), *callbacks)
         try:
             stopped_early = self._walked(run, callbacks)
             finish = partial(self._finish, run, stopped_early, callbacks)
