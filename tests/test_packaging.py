@@ -30,6 +30,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "yaml": {"pyyaml"},
 }
 FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
+    "flower": {"flwr"},
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
 }

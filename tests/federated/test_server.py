@@ -267,9 +267,7 @@ def test_a_saved_server_goes_on_with_fresh_noise_and_counts_lost_rounds(tmp_path
     next(rounds)  # and one that was only begun
     server.close()
     model = Two()
-    again = resume(
-        tmp_path, model, torch.optim.SGD(model.parameters(), lr=1.0), clients=range(10)
-    )
+    again = resume(tmp_path, model, torch.optim.SGD(model.parameters(), lr=1.0), clients=range(10))
     assert torch.equal(model.weight, kept) and again.restored == {"note": 3}
     assert again.context.controllers.state_dict() == bounds
     assert again.lost_steps == 2 and again.steps_left == 2
