@@ -39,12 +39,12 @@ class Setting:
     """What decides a curve; ε of None is without clipping and noise.
 
     At ε 8, learning rates of 0.005, 0.01 and 0.015, clip bounds of 0.15 and 0.2, and 4 and 16
-    windows were tried for 40 to 200 rounds with one seed. Nothing was tuned without privacy.
+    windows were tried for up to 200 rounds with one seed. Nothing was tuned without privacy.
     """
 
     epsilon: float | None
     seed: int = 0
-    rounds: int = 100
+    rounds: int = 60
     cohort: int = 160  # expected, of 640
     windows: int = 16  # of each client and round, with 80 characters each
     clip: float = 0.15
