@@ -95,6 +95,8 @@ def test_a_training_that_would_fail_for_all_is_refused_before_a_client_is_asked(
         answered(lambda model, rows: model.weight.data.fill_(float("nan")))
     with pytest.raises(InvalidArgument, match="no finite update"):
         answered(lambda model, rows: None, local="fedsgd")
+    with pytest.raises(InvalidArgument, match="Tensor"):
+        answered(lambda model, rows: torch.zeros(()))
     assert asked == [1]  # the synthetic row
 
 

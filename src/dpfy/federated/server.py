@@ -122,7 +122,11 @@ class Server(Observed):
     @property
     def isolation(self) -> str:
         """How it is known that no client can influence what another one contributes."""
-        return "by construction: each client computes alone, and its update is bounded by itself"
+        return (
+            "by construction: each client computes alone, and its update is bounded by itself. "
+            "Assumed: which clients can be reached depends on nobody's data, and who takes part is "
+            "known to the server alone"
+        )
 
     def __iter__(self) -> Iterator[Cohort]:
         while self.steps_left and (cohort := self._draw()) is not None:
