@@ -79,13 +79,15 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
     from dpfy.trainer.config import TrainConfig as TrainConfig
+    from dpfy.trainer.result import TrainingResult as TrainingResult
     from dpfy.trainer.saved import load_model as load_model
-    from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
+    from dpfy.trainer.trainer import Trainer as Trainer
     from dpfy.types import (
         Budget as Budget,
         Interval as Interval,
@@ -144,8 +146,10 @@ _HOMES = {
     "trainer.config": ("TrainConfig",),
     "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
     "run.progress": ("ProgressBar",),
+    "trainer.result": ("TrainingResult",),
     "trainer.saved": ("load_model",),
-    "trainer.trainer": ("Trainer", "TrainingResult"),
+    "trainer.trainer": ("Trainer",),
+    "run.loggers": ("MlflowLog", "WandbLog"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),

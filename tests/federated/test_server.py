@@ -17,6 +17,7 @@ from dpfy.errors import (
     BudgetExhausted,
     DivergenceError,
     InvalidArgument,
+    LedgerError,
     LedgerFinished,
     LedgerMismatch,
     UnreleasedGradient,
@@ -186,7 +187,7 @@ def test_a_fork_cannot_release_a_round_again(tmp_path):
         for action in (lambda: server.step(cohort), lambda: next(iter(server))):
             try:
                 action()
-            except InvalidArgument:
+            except LedgerError:
                 refused += 1
         return b"%d" % refused
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
+from dpfy._process import this_process
+from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError
 from dpfy.federated.cohort import Cohort
 from dpfy.federated.contribution import Local, Terms
 from dpfy.ledger import Ledger
@@ -20,7 +21,6 @@ from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, Sampler
 from dpfy.noise import NoiseStrategy, SecureStream
-from dpfy.noise.random_stream import this_process
 from dpfy.plans import Plan
 from dpfy.run.context import Progress
 from dpfy.run.controller_states import ControllerStates
@@ -145,8 +145,9 @@ class Server(Observed):
             What was released: gradients that point against the mean update, and statistics.
 
         Raises:
-            BatchAlreadyReleased: If the round is over.
-            InvalidArgument: If the server is closed, was forked, or the cohort is another one's.
+            BatchAlreadyReleased: If the round is over, or the cohort is another server's.
+            InvalidArgument: If the server is closed.
+            LedgerError: In a fork of the process that made the server.
         """
         self._check_usable()
         if cohort is not self._open:
@@ -263,7 +264,7 @@ class Server(Observed):
         if self._closed:
             raise InvalidArgument("This server is closed. Open another with dpfy.federate.")
         if self._process != this_process():
-            raise InvalidArgument(
+            raise LedgerError(
                 "This server was made in another process, which may release the same round with "
                 "other noise. Go on there, or call dpfy.federated.resume here once it has ended."
             )

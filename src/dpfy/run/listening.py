@@ -20,6 +20,7 @@ from dpfy.mechanisms.query import Contributing
 from dpfy.plans import Plan
 from dpfy.reporting import RunFacts, report
 from dpfy.reporting.facts import NOT_DECLARED
+from dpfy.reporting.notebook import ledger_card
 from dpfy.run.callbacks import Callback, Evaluation, Step
 from dpfy.run.context import Progress
 from dpfy.run.controller_states import ControllerStates
@@ -98,6 +99,10 @@ class Observed(Closing):
             f"steps taken, engine {self.engine!r}, ledger {where}>"
         )
 
+    def _repr_html_(self) -> str | None:
+        """Show what the ledger has of the run, and nothing else."""
+        return ledger_card(self.context.ledger, "Run") if self.context.ranks.first else None
+
     @property
     def steps_left(self) -> int:
         """How many batches the plan still has to give."""
@@ -170,7 +175,9 @@ class Observed(Closing):
             InvalidArgument: if the plan has no budget, and no δ was given.
         """
         if self.context.ranks.first:
-            write_report(self, folder, delta, facts)
+            files = write_report(self, folder, delta, facts)
+            for each in self._listeners:
+                each.tell("on_report", files)
         return Path(folder)
 
     @property
@@ -315,7 +322,7 @@ def delta_of(plan: Plan, delta: float | None) -> float:
 
 def write_report(
     run: Observed, folder: str | Path, delta: float | None, facts: RunFacts | None
-) -> Path:
+) -> tuple[Path, Path, Path]:
     """Write the report of a run, with what the run itself knows where nothing is declared."""
     given = facts if facts is not None else RunFacts(name=Path(folder).resolve().name)
     parameters = sum(p.numel() for p in run.model.parameters())
@@ -334,5 +341,5 @@ def write_report(
     ledger, path = run.ledger, run.ledger.path
     if run.closed and path is not None:
         ledger = Ledger.read(path)
-    report(ledger, delta_of(run.plan, delta), replace(given, **missing)).write(folder)  # type: ignore[arg-type]
-    return Path(folder)
+    found = report(ledger, delta_of(run.plan, delta), replace(given, **missing))  # type: ignore[arg-type]
+    return found.write(folder)

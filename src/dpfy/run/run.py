@@ -11,6 +11,7 @@ from torch import nn
 
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
+from dpfy.gradients.modules import modules_of
 from dpfy.run.context import StepContext
 from dpfy.run.gate import are_finite
 from dpfy.run.listening import Observed
@@ -91,7 +92,7 @@ class Run(Observed):
             released = self.release(loss_fn, batch)
             add_to_gradients(self.context.parameters, self.optimizers, released)
             self._gate.mark_released()
-        for module in self.model.modules():
+        for module in modules_of(self.model):
             if callable(absorb := getattr(module, "absorb", None)):
                 absorb(released.statistics)
         return released
@@ -113,14 +114,17 @@ class Run(Observed):
             BudgetExhausted: if the budget has no room for the step; nothing was read then.
             DivergenceError: if the model has parameters that are not finite.
             InvalidArgument: if the run is closed, or the batch is another run's.
+            LedgerError: in a fork of the process that opened the run.
         """
         with certified():  # whatever torch is set to around it; one thread of a process at a time
             if self._closed:
                 raise InvalidArgument("This run is closed. Open another with dpfy.privatize.")
+            self.context.require_opener()
             if not isinstance(batch, Batch) or batch.owner is not self:
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
             released = take_step(self.context, loss_fn, batch)
+            self.context.require_opener()  # the loss or the data set may have forked
             if self.context.engines.unsaid and self.context.ranks.first:
                 self.context.engines.announce()
             for each in self._listeners:  # which rank 0 has

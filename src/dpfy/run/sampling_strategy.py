@@ -55,7 +55,7 @@ class Sample:
     def drawn(cls, indices: np.ndarray, stream: SecureStream, seed_words: int) -> Self:
         """Let every drawn unit draw its tag and its seeds."""
         tags = draw_tags(stream, len(indices))
-        seeds = stream.words(seed_words * len(indices)).view(np.int64).copy()
+        seeds = stream.words(seed_words * len(indices)).view(np.int64)
         return cls(
             torch.from_numpy(indices.astype(np.int64, copy=False)),
             tags,
