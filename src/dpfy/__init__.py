@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
+    from dpfy.synthesis.synthesizer import Synthesizer as Synthesizer
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.saved import load_model as load_model
     from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
@@ -139,6 +140,7 @@ _HOMES = {
     "checks.fix": ("batchnorm_statistics", "fix"),
     "gradients.losses": ("Losses",),
     "checks.mixing": ("check_data_set",),
+    "synthesis.synthesizer": ("Synthesizer",),
     "trainer.config": ("TrainConfig",),
     "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
     "run.progress": ("ProgressBar",),
