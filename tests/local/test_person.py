@@ -1,4 +1,4 @@
-"""A person's reports are on the person's ledger before a value is read, and no more than declared."""
+"""Reports are on the ledger of a person before a value is read, and no more than declared."""
 
 import pytest
 

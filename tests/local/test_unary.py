@@ -28,9 +28,7 @@ def law(encoding, value):
 def test_no_report_is_more_than_e_to_the_epsilon_likelier_for_another_value(values, epsilon):
     encoding = UnaryEncoding(values, epsilon)
     laws = [law(encoding, value) for value in range(values)]
-    worst = max(
-        one[bits] / other[bits] for one in laws for other in laws for bits in one
-    )
+    worst = max(one[bits] / other[bits] for one in laws for other in laws for bits in one)
     assert worst <= Fraction(math.exp(epsilon)) * (1 + Fraction(1, 10**15))
     assert worst > Fraction(math.exp(epsilon)) * (1 - Fraction(1, 10**12))  # and no less is told
 
@@ -54,7 +52,7 @@ def test_reports_have_this_law_and_no_other():
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_the_ledger_charges_the_loss_of_the_law(epsilon):
-    """By an independent sum over all reports: δ(ε′) of two reports, and what dpfy claims of them."""
+    """By an independent sum over all reports: δ(ε′) of two of them, and what dpfy claims."""
     encoding = UnaryEncoding(3, epsilon)
     one, other = law(encoding, 0), law(encoding, 1)
     for below in (0.3 * epsilon, epsilon, 1.6 * epsilon):
@@ -63,9 +61,9 @@ def test_the_ledger_charges_the_loss_of_the_law(epsilon):
             for a in one
             for b in one
         )
-        claimed = account(
-            [report_event(epsilon)] * 2, relation="replace_one", unit="report"
-        ).delta(below)
+        claimed = account([report_event(epsilon)] * 2, relation="replace_one", unit="report").delta(
+            below
+        )
         assert claimed.upper >= exact * (1 - 1e-9)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -119,6 +120,6 @@ class RandomizedResponse:
         support = np.bincount(found, minlength=self.values).astype(np.float64)
         return Frequencies(support, len(found), self.truth, self.lie)
 
-    @property
+    @cached_property
     def _response(self) -> Response:
         return Response.with_epsilon(self.epsilon, self.values, "report")

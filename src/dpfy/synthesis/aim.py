@@ -79,33 +79,25 @@ class Aim:
         Returns:
             The distribution, of groups of cells.
         """
-        rounds = ROUNDS_PER_COLUMN * self.columns
-        stddev = math.sqrt(rounds / (2 * (1 - CHOICE) * self.filter.rho))
-        epsilon = math.sqrt(8 * CHOICE * self.filter.rho / rounds)
-        work.measure_columns(marginals("one-way marginals", self.columns, stddev))
-        spent = self.columns * _rho(stddev)
+        noise = _Noise.of(self.filter.rho / (ROUNDS_PER_COLUMN * self.columns))
+        one_way = marginals("one-way marginals", self.columns, noise.stddev)
+        # much noise: most cells would not stand out, and later rounds could not tell them apart
+        work.measure_columns(one_way, merge=False)
+        spent, last = self.columns * 0.5 / noise.stddev**2, False
         model = work.estimator.estimate(work.observed(), ITERATIONS)
-        last = self.columns < 2
         while not last:
-            work.tell("measure marginals", min(spent / self.filter.rho, 1.0), 1.0)
+            work.tell("measure marginals", spent / self.filter.rho, 1.0)
             left = (self.filter.rho - spent) * _LEFT
-            if left < 2 * (_rho(stddev) + epsilon**2 / 8):
-                last = True
-                stddev, epsilon = (
-                    math.sqrt(1 / (2 * (1 - CHOICE) * left)),
-                    math.sqrt(8 * CHOICE * left),
-                )
-            spent += _rho(stddev) + epsilon**2 / 8
-            fitting = self._fitting(work, spent / self.filter.rho)
-            chosen = self._choose(work, fitting, model, stddev, epsilon)
-            work.measure([chosen], marginals("marginal", 1, stddev), adaptive=True)
-            before = model
-            model = work.estimator.estimate(
-                work.observed(), LAST_ITERATIONS if last else ITERATIONS
-            )
+            if left < 2 * noise.cost:
+                noise, last = _Noise.of(left), True
+            spent += noise.cost
+            chosen = self._choose(work, spent / self.filter.rho, model, noise)
+            work.measure([chosen], marginals("marginal", 1, noise.stddev), adaptive=True)
+            before, iterations = model, LAST_ITERATIONS if last else ITERATIONS
+            model = work.estimator.estimate(work.observed(), iterations)
             moved = abs(model.expected(chosen) - before.expected(chosen)).sum() * work.total
-            if moved <= _BIAS * stddev * model.expected(chosen).size:
-                stddev, epsilon = stddev / 2, epsilon * 2
+            if moved <= noise.bias(model.expected(chosen).size):
+                noise = _Noise(noise.stddev / 2, noise.epsilon * 2)
         work.tell("measure marginals", 1.0, 1.0)
         return model
 
@@ -119,29 +111,49 @@ class Aim:
             or megabytes(work.sizes, [*known, each]) <= MEGABYTES * share
         }
 
-    def _choose(
-        self,
-        work: Work,
-        weights: dict[Pair, int],
-        model: TreeModel,
-        stddev: float,
-        epsilon: float,
-    ) -> Pair:
+    def _choose(self, work: Work, share: float, model: TreeModel, noise: "_Noise") -> Pair:
         """Choose the marginal that the model misses most, privately."""
         from dpfy.mechanisms.one_shot import ExponentialMechanism
 
-        candidates = list(weights)
-        most = max(weights.values())
-        choice = ExponentialMechanism.with_epsilon(epsilon, float(most), name="marginal to release")
-        biases = [
-            round(_BIAS * stddev * math.prod(work.sizes[k] for k in each) / STEP)
-            for each in candidates
-        ]
+        weights = self._fitting(work, share)
+        candidates, most = list(weights), max(weights.values())
+        choice = ExponentialMechanism.with_epsilon(
+            noise.epsilon, float(most), name="marginal to release"
+        )
+        sizes = [math.prod(work.sizes[k] for k in each) for each in candidates]
+        biases = [round(noise.bias(each) / STEP) for each in sizes]
 
         def scores() -> list[float]:
             return weighed(work.distances(candidates, model), biases, list(weights.values()))
 
         return candidates[work.releases.make(choice, scores, adaptive=True)]
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """The noise of a round: of its marginal, and of the choice before it.
+
+    Args:
+        stddev: The standard deviation of the noise of each count.
+        epsilon: The ε of the choice.
+    """
+
+    stddev: float
+    epsilon: float
+
+    @classmethod
+    def of(cls, rho: float) -> "_Noise":
+        """Return the noise of a round that costs ρ."""
+        return cls(math.sqrt(0.5 / ((1 - CHOICE) * rho)), math.sqrt(8 * CHOICE * rho))
+
+    @property
+    def cost(self) -> float:
+        """The zCDP of the round."""
+        return 0.5 / self.stddev**2 + self.epsilon**2 / 8
+
+    def bias(self, cells: int) -> float:
+        """Return the ℓ1 norm that the noise of a marginal is expected to have."""
+        return _BIAS * self.stddev * cells
 
 
 def weighed(distances: Sequence[int], biases: Sequence[int], weights: Sequence[int]) -> list[float]:
@@ -166,8 +178,3 @@ def weighed(distances: Sequence[int], biases: Sequence[int], weights: Sequence[i
         max(min(weight * (far - bias), _LARGEST_SCORE), -_LARGEST_SCORE) * STEP
         for far, bias, weight in zip(distances, biases, weights, strict=True)
     ]
-
-
-def _rho(stddev: float) -> float:
-    """Return the zCDP of a marginal with Gaussian noise."""
-    return 0.5 / stddev**2

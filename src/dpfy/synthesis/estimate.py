@@ -152,3 +152,4 @@ def _mbi() -> Iterator[Any]:
 
     with jax.enable_x64(True):
         yield mbi
+    jax.clear_caches()  # what is compiled fits one set of marginals, and would fill the memory

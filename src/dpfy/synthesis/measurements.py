@@ -75,6 +75,11 @@ class Merged:
     shares: Floats
 
     @classmethod
+    def apart(cls, cells: int) -> "Merged":
+        """Return groups of one cell each."""
+        return cls(np.arange(cells), np.ones(cells))
+
+    @classmethod
     def of(cls, one_way: Measured) -> "Merged":
         """Return the groups that follow from the noisy counts of one column.
 
@@ -83,7 +88,7 @@ class Merged:
         """
         kept = one_way.noisy >= _KEPT * one_way.stddev
         if (~kept).sum() < 2:
-            return cls(np.arange(kept.size), np.ones(kept.size))
+            return cls.apart(kept.size)
         groups = np.where(kept, np.cumsum(kept) - 1, kept.sum())
         rest = np.where(kept, 0.0, np.maximum(one_way.noisy, 0.0))
         rest = rest / rest.sum() if rest.sum() > 0 else ~kept / (~kept).sum()

@@ -142,7 +142,7 @@ class Mst:
         Returns:
             The distribution, of groups of cells.
         """
-        work.measure_columns(self.one_way)
+        work.measure_columns(self.one_way, merge=True)
         if self.with_target is not None:
             pairs = [
                 _pair(each, self.target) for each in range(self.columns) if each != self.target

@@ -110,11 +110,18 @@ class Work:
         for columns, shape, part in zip(wanted, shapes, np.split(noisy, ends), strict=True):
             self.measured.append(Measured(columns, part.reshape(shape), mechanism.stddev))
 
-    def measure_columns(self, mechanism: "Gaussian") -> None:
-        """Release the counts of every column, and put cells that do not stand out together."""
+    def measure_columns(self, mechanism: "Gaussian", *, merge: bool) -> None:
+        """Release the counts of every column.
+
+        Args:
+            mechanism: The noise, and the most that a row moves the vector.
+            merge: Whether cells that do not stand out of the noise are put together from then on.
+        """
         self.sizes = self.domain.sizes
         self.measure([(each,) for each in range(len(self.sizes))], mechanism)
-        self.merged = [Merged.of(each) for each in self.measured]
+        self.merged = [
+            Merged.of(each) if merge else Merged.apart(each.noisy.size) for each in self.measured
+        ]
         self.total = estimated_total(self.measured)
         self.sizes = tuple(each.size for each in self.merged)
         self.rows.merge(self.merged)
