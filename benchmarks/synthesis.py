@@ -300,13 +300,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", help="folder that holds the data sets")
     parser.add_argument("--only", default="", help="measure cells with this word in their name")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="number of tables of a cell")
     parser.add_argument("--again", action="store_true", help="measure them anew")
     options = parser.parse_args()
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
     found = read()
     wanted = [
         (name, place)
-        for place in range(len(SEEDS))
+        for place in range(options.seeds)
         for name in CELLS
         if options.only in name and (options.again or len(found.get(name, [])) <= place)
     ]

@@ -34,6 +34,20 @@ class Observation:
     stddev: float
     cells: Floats | None = None
 
+    def averaged(self, other: "Observation") -> "Observation":
+        """Return what this and another observation of the same counts say together.
+
+        It is their mean, each weighed by its precision, which tells as much as both.
+
+        >>> one, other = (Observation((0,), np.array([n]), s) for n, s in ((1.0, 1.0), (9.0, 2.0)))
+        >>> one.averaged(other).noisy, round(one.averaged(other).stddev, 4)
+        (array([2.6]), 0.8944)
+        """
+        assert self.cells is None and other.cells is None  # a group has another noise than a cell
+        own, others = self.stddev**-2, other.stddev**-2
+        noisy = (own * self.noisy + others * other.noisy) / (own + others)
+        return Observation(self.columns, noisy, (own + others) ** -0.5)
+
 
 def require_mbi() -> None:
     """Import mbi, or say which extra installs it.
@@ -73,6 +87,7 @@ class Estimator:
     def __init__(self, sizes: Sequence[int], total: float) -> None:
         self.sizes, self.total = tuple(sizes), total
         self._last: Any = None
+        self._cliques: list[Pair] = []
 
     def estimate(self, observed: Sequence[Observation], iterations: int) -> TreeModel:
         """Return the distribution of most entropy among those nearest to noisy marginals.
@@ -86,6 +101,7 @@ class Estimator:
         """
         with _mbi() as mbi:
             domain = _domain(mbi, self.sizes)
+            self._forget([each.columns for each in observed])
             self._last = mbi.estimation.MirrorDescent().estimate(
                 domain,
                 [_measurement(mbi, each) for each in observed],
@@ -94,6 +110,14 @@ class Estimator:
                 warm_start=self._last,
             )
             return self._as_tree(mbi, domain)
+
+    def _forget(self, cliques: list[Pair]) -> None:
+        """Drop what jax compiled for other marginals than these: it would fill the memory."""
+        import jax
+
+        if cliques != self._cliques:
+            jax.clear_caches()
+            self._cliques = cliques
 
     def _as_tree(self, mbi: Any, domain: Any) -> TreeModel:
         """Return the model as a tree of cliques, each after its parent."""
@@ -152,4 +176,3 @@ def _mbi() -> Iterator[Any]:
 
     with jax.enable_x64(True):
         yield mbi
-    jax.clear_caches()  # what is compiled fits one set of marginals, and would fill the memory

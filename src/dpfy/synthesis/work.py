@@ -128,14 +128,19 @@ class Work:
         self.estimator = Estimator(self.sizes, self.total)
 
     def observed(self) -> list[Observation]:
-        """Return all that was released as the estimation takes it."""
+        """Return all that was released as the estimation takes it, each marginal once."""
         columns = len(self.merged)
-        found = []
+        found: dict[Pair, Observation] = {}
         for merged, each in zip(self.merged, self.measured[:columns], strict=True):
             noisy, cells = merged.merge(each)
-            found.append(Observation(each.columns, noisy, each.stddev, cells))
-        later = self.measured[columns:]
-        return found + [Observation(each.columns, each.noisy, each.stddev) for each in later]
+            found[each.columns] = Observation(
+                each.columns, noisy, each.stddev, cells if cells.max() > 1 else None
+            )
+        for each in self.measured[columns:]:
+            later = Observation(each.columns, each.noisy, each.stddev)
+            known = found.get(each.columns)
+            found[each.columns] = later if known is None else known.averaged(later)
+        return list(found.values())
 
     def distances(self, candidates: Sequence[Pair], model: "TreeModel") -> list[int]:
         """Return how far the exact counts of marginals are from a model; this reads the rows."""

@@ -56,6 +56,15 @@ def test_sums_of_cells_have_more_noise_and_count_for_less():
     assert shares[1] * 100 == pytest.approx([60 - 20 / 101, 60 - 2000 / 101], abs=0.05)
 
 
+def test_two_observations_of_one_marginal_say_the_same_as_their_mean():
+    once, again = observed(0, noise=3.0), Observation((0,), observed(0).noisy + 2.0, 0.7)
+    found = [
+        Estimator(SIZES, TABLE.sum()).estimate([*given, *ONES[1:]], 1000).ones[0]
+        for given in ([once, again], [once.averaged(again)])
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
 def test_columns_that_hang_together_in_a_circle_are_one_clique():
     links = [observed(0, 1), observed(1, 2), observed(0, 2)]
     model = Estimator(SIZES, TABLE.sum()).estimate([*ONES, *links], 1500)
