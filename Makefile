@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-synth test-pythons coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -45,6 +45,15 @@ $(INTEGRATIONS): $(STAMP)
 
 test-integrations: $(INTEGRATIONS)
 	DPFY_TEST_INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations src/dpfy/integrations
+
+# Synthetic tables, with mbi and jax in the same environment.
+SYNTH := $(VENV)/.synth
+$(SYNTH): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[synth]"
+	touch $@
+
+test-synth: $(SYNTH)
+	DPFY_TEST_SYNTH=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/synthesis tests/cli/test_synth.py src/dpfy/synthesis
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13

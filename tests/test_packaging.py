@@ -29,9 +29,10 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }
-FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
+FRAMEWORKS = {  # what a room needs that stands on a framework; no part of dpfy[all]
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
+    "synth": {"jax", "mbi"},
 }
 _LARGEST_SDIST = 1_500_000
 _LARGEST_FILE = 60_000  # of source: data or a figure that was swept in is larger
