@@ -16,6 +16,7 @@ from dpfy.synthesis.cells import Floats, Pair
 from dpfy.synthesis.tree_model import Clique, TreeModel
 
 EXTRA = "synth"
+_MOST_COMPILED = 8  # sets of marginals; small parts of the arithmetic are shared by several
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Estimator:
     def __init__(self, sizes: Sequence[int], total: float) -> None:
         self.sizes, self.total = tuple(sizes), total
         self._last: Any = None
-        self._cliques: list[Pair] = []
+        self._compiled: list[list[Pair]] = []
 
     def estimate(self, observed: Sequence[Observation], iterations: int) -> TreeModel:
         """Return the distribution of most entropy among those nearest to noisy marginals.
@@ -112,12 +113,14 @@ class Estimator:
             return self._as_tree(mbi, domain)
 
     def _forget(self, cliques: list[Pair]) -> None:
-        """Drop what jax compiled for other marginals than these: it would fill the memory."""
+        """Drop what jax compiled for other marginals, now and then: it would fill the memory."""
         import jax
 
-        if cliques != self._cliques:
+        if cliques not in self._compiled:
+            self._compiled.append(cliques)
+        if len(self._compiled) > _MOST_COMPILED:
             jax.clear_caches()
-            self._cliques = cliques
+            self._compiled = [cliques]
 
     def _as_tree(self, mbi: Any, domain: Any) -> TreeModel:
         """Return the model as a tree of cliques, each after its parent."""
