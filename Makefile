@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-flower test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-flower test-synth test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -70,6 +70,15 @@ $(FLOWER)/.installed: pyproject.toml constraints-flower.txt
 
 test-flower: $(FLOWER)/.installed
 	DPFY_TEST_FLOWER=1 $(FLOWER)/bin/python -m pytest tests/flower src/dpfy/integrations/flower
+
+# Synthetic tables, with mbi and jax in the same environment.
+SYNTH := $(VENV)/.synth
+$(SYNTH): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[synth]"
+	touch $@
+
+test-synth: $(SYNTH)
+	DPFY_TEST_SYNTH=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/synthesis tests/cli/test_synth.py src/dpfy/synthesis
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13

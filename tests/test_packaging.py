@@ -37,6 +37,7 @@ FRAMEWORKS = {  # what frameworks and trackers need; no part of dpfy[all]
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
     "mlflow": {"alembic", "mlflow-skinny", "sqlalchemy"},
+    "synth": {"jax", "mbi"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
 }

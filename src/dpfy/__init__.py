@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
     from dpfy.run.step_log import StepLog as StepLog
+    from dpfy.synthesis.synthesizer import Synthesizer as Synthesizer
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.result import TrainingResult as TrainingResult
     from dpfy.trainer.saved import load_model as load_model
@@ -154,6 +155,7 @@ _HOMES = {
     "checks.fix": ("batchnorm_statistics", "fix"),
     "gradients.losses": ("Losses",),
     "checks.mixing": ("check_data_set",),
+    "synthesis.synthesizer": ("Synthesizer",),
     "trainer.config": ("TrainConfig",),
     "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
     "run.progress": ("ProgressBar",),

@@ -26,6 +26,7 @@ from dpfy.cli.predict import predict
 from dpfy.cli.report import report
 from dpfy.cli.schema import schema_app
 from dpfy.cli.serve import serve
+from dpfy.cli.synth import synth
 from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 
@@ -50,6 +51,7 @@ _app.command()(page)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)
+_app.command()(synth)
 _app.command()(pate)
 _app.command()(predict)
 _app.command()(serve)
