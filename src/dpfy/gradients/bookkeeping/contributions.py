@@ -8,7 +8,7 @@ between them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -147,7 +147,7 @@ class OuterProduct(Contribution):
 
     inputs: torch.Tensor
     outputs: torch.Tensor
-    of_large: bool | None = None
+    of_large: bool | None = field(default=None, kw_only=True)
 
     def norms(self) -> NormBounds:
         """Return products of norms for one time step, and norms from Gram matrices for more."""

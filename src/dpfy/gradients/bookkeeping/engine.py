@@ -8,8 +8,8 @@ docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 
 import torch
@@ -40,7 +40,7 @@ from dpfy.gradients.bookkeeping.capture import (
     watch,
     with_layouts,
 )
-from dpfy.gradients.bookkeeping.functional_params import RecordedUses
+from dpfy.gradients.bookkeeping.functional_params import DirectUses, RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.live_memory import LiveMemory
@@ -132,8 +132,9 @@ class CapturingEngine(Engine):
             return seen
 
         def watched(chunk: Chunk) -> Observation:
-            with torch.no_grad():
-                return watch(layers, self.parameters, lambda: call(*chunk.arguments))
+            uses = DirectUses()
+            with torch.no_grad(), self._following(uses):
+                return watch(layers, uses, lambda: call(*chunk.arguments))
 
         fewer = shapes(examples(_SIZES[1], 1))
         layers = layers_of(self.model, self.parameters, set(fewer.inputs), direct_uses)
@@ -235,15 +236,19 @@ class CapturingEngine(Engine):
         """Go forward and back once, and hand the consumer what every layer contributes."""
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
-        trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         recorder = Recorder(
-            trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self.memory
+            len(self.parameters),
+            chunk.size * chunk.rows,
+            consumer,
+            self._uses,
+            chunk.rows,
+            self.memory,
         )
-        uses = RecordedUses(recorder, trained.values(), self._uses_outside)
+        uses = RecordedUses(recorder, self._uses_outside)
         forth = bool(self._uses_outside)
         back = forth and (self.recomputes or self._uses is None)
         with (
-            substituted(self.model, self.parameters, trained),
+            self._computing(recorder, uses),
             capturing(self.layers, recorder, uses),
             torch.enable_grad(),
         ):
@@ -256,6 +261,22 @@ class CapturingEngine(Engine):
                 torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
         recorder.finish()
         return recorder
+
+    @contextmanager
+    def _computing(self, recorder: Recorder, uses: RecordedUses) -> Iterator[None]:
+        """Compute with parameters that are off the graph, which the recorder knows."""
+        trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        for slot, tensor in enumerate(trained.values()):
+            recorder.bind(tensor, slot)
+            uses.follow(tensor)
+        with substituted(self.model, self.parameters, trained):
+            yield
+
+    def _following(self, uses: DirectUses) -> AbstractContextManager[None]:
+        """Let uses of the trained parameters be seen inside the block."""
+        for parameter in self.parameters.values():
+            uses.follow(parameter)
+        return nullcontext()
 
     def _zeros(self) -> list[torch.Tensor]:
         """Return a float64 zero for each trained parameter."""

@@ -46,7 +46,7 @@ class Recorder:
     folded into units of ``fold`` consecutive records.
 
     Args:
-        trained: The trained parameters by name, off the graph.
+        trained: The number of trained parameters; :meth:`bind` says which tensors they are.
         records: The number of records that layers see.
         consumer: The receiver of all contributions to a parameter.
         uses: How often each parameter is used, if that is known.
@@ -56,7 +56,7 @@ class Recorder:
 
     def __init__(
         self,
-        trained: Mapping[str, torch.Tensor],
+        trained: int,
         records: int,
         consumer: Consumer,
         uses: Sequence[int] | None = None,
@@ -69,9 +69,9 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)
         self._consumer = consumer
         self._expected = uses
-        self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
-        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
-        self.uses = [0] * len(trained)
+        self._positions: dict[int, Slot] = {}
+        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in range(trained)]
+        self.uses = [0] * trained
         self.stats: Mapping[str, torch.Tensor] = {}
         self.goes_back = False
         self.recomputes = False  # whether layers are called on the way back as well

@@ -31,7 +31,6 @@ def recorded_linear(
     bias_rows: Span = None,
 ) -> torch.Tensor:
     """Return inputs @ weightᵀ + bias, and record contributions to (rows of) the parameters."""
-
     own, own_bias = recorder.slot(weight), recorder.slot(bias)
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -64,7 +63,6 @@ def recorded_product(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return inputs @ weight + bias, and record contributions to the parameters."""
-
     own, own_bias = recorder.slot(weight), recorder.slot(bias)
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:

@@ -121,7 +121,6 @@ def _recording(
     It takes the inputs, δ, δ as the product with the hidden state has it, and the previous hidden
     states.
     """
-
     slots = [
         (
             (recorder.slot(own.inputs), recorder.slot(own.inputs_bias)),
