@@ -1,0 +1,309 @@
+"""Have the whole parameters of a sharded model, module by module, while a pass needs them.
+
+The hooks of ``fully_shard`` rest in the meantime: they would hand out parameters that autograd
+forms raw gradients of. Ours put plain tensors in their places before a module's forward pass, and
+the shards back after it. What autograd saves of a whole parameter is its name, by which it is
+gathered again on the way back.
+
+Every process gathers in the same order, which synthetic records show. A pass that ends before its
+time, because a record raised, gathers the rest for the others' sake.
+
+Tests: tests/gradients/sharded/test_gather.py.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map
+
+from dpfy.errors import RankFailed
+from dpfy.gradients.base import Unsupported
+from dpfy.gradients.bookkeeping.workspace import Workspace
+from dpfy.gradients.sharded.rows import Owned, Shards, Unit
+
+_SMALL = 2**15  # numbers of a shard; smaller ones of a unit travel together
+
+LOST = (
+    "Another process of this run was lost, so nothing more is released. The ledger keeps what was "
+    "spent; start all processes again and resume from the last checkpoint."
+)
+
+
+class _Saved(NamedTuple):
+    """A view of a whole parameter, as autograd remembers it."""
+
+    unit: int
+    place: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass
+class _Place:
+    """A place in the model where a parameter is, and what is there outside of passes."""
+
+    tensors: dict[str, Any]
+    name: str
+    parameter: nn.Parameter
+    place: int  # among the parameters of its unit
+
+
+Listener = Callable[[nn.Parameter, torch.Tensor], None]
+
+
+class Gathering:
+    """The whole parameters of one sharded model, as far as a pass needs them now.
+
+    Args:
+        model: The model.
+        shards: Its division.
+    """
+
+    def __init__(self, model: nn.Module, shards: Shards) -> None:
+        self.shards = shards
+        self.expected: list[int] | None = None  # the units that a pass gathers, in order
+        self.lost: BaseException | None = None  # the error of a message, if one failed
+        self.on_gather: Listener | None = None
+        self.on_drop: Listener | None = None
+        self._units = shards.units
+        self._places = [_places(model, unit) for unit in shards.units]
+        self._memory = Workspace()
+        self._whole: dict[int, list[torch.Tensor]] = {}
+        self._homes: dict[int, tuple[int, int]] = {}  # of the storages of whole parameters
+        self._inside: list[int] = []  # units whose forward pass runs
+        self._walked: list[int] = []  # units gathered in this pass
+        self._active = False
+        self._thread: ThreadPoolExecutor | None = None
+
+    @contextmanager
+    def standing(self) -> Iterator["Gathering"]:
+        """Let the model compute with whole parameters inside the block."""
+        if self._active:
+            yield self
+            return
+        hooks = [_Resting(unit.module) for unit in self._units]
+        handles = [
+            handle
+            for number, unit in enumerate(self._units)
+            for handle in (
+                unit.module.register_forward_pre_hook(
+                    partial(self._before, number), prepend=True, with_kwargs=True
+                ),
+                unit.module.register_forward_hook(partial(self._after, number), always_call=True),
+            )
+        ]
+        self._active = True
+        try:
+            with saved_tensors_hooks(self._pack, self._unpack):
+                yield self
+        finally:
+            self._active = False
+            self.drop_all()
+            for handle in handles:
+                handle.remove()
+            for resting in hooks:
+                resting.wake()
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def begin(self) -> None:
+        """Begin a pass, with nothing gathered."""
+        self.drop_all()
+        self._walked = []
+
+    def finish(self) -> list[int]:
+        """End a pass: gather what is left of it, as the others do, and return what was gathered."""
+        walked = self._walked
+        for unit in (self.expected or [])[len(walked) :]:
+            self._fetch(unit)
+            self._drop(unit)
+        self.drop_all()
+        return walked
+
+    def drop_all(self) -> None:
+        """Let go of all whole parameters."""
+        for unit in [*self._whole]:
+            self._drop(unit)
+        self._inside.clear()
+        for places in self._places:
+            for each in places:
+                each.tensors[each.name] = each.parameter
+
+    def _before(self, unit: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Gather the parameters of a module, and put them in their places."""
+        whole = self._needed(unit)
+        self._inside.append(unit)
+        for each in self._places[unit]:
+            each.tensors[each.name] = whole[each.place]
+        given = self._units[unit]
+        if not given.casts_inputs:
+            return None
+        return tree_map(partial(_cast, given.dtype), args), tree_map(
+            partial(_cast, given.dtype), kwargs
+        )
+
+    def _after(self, unit: int, module: nn.Module, args: Any, output: Any) -> Any:
+        """Put the shards back; the outermost module's parameters stay for the way back."""
+        if unit in self._inside:
+            del self._inside[self._inside.index(unit) :]
+        if unit not in self._inside:
+            for each in self._places[unit]:
+                each.tensors[each.name] = each.parameter
+        if self._inside and unit not in self._inside and torch._C._current_graph_task_id() < 0:
+            self._drop(unit)
+        dtype = self._units[unit].output_dtype
+        return None if dtype is None else tree_map(partial(_cast, dtype), output)
+
+    def _needed(self, unit: int) -> list[torch.Tensor]:
+        """Return the whole parameters of a unit; those of others that nobody is inside of go."""
+        if unit not in self._whole:
+            expected = self.expected
+            if expected is not None and (
+                len(self._walked) >= len(expected) or expected[len(self._walked)] != unit
+            ):
+                raise Unsupported("a record takes another way through the model's sharded modules")
+            for other in [each for each in self._whole if each not in self._inside]:
+                self._drop(other)
+            self._walked.append(unit)
+            self._fetch(unit)
+        return self._whole[unit]
+
+    def _fetch(self, unit: int) -> None:
+        """Gather a unit, out of sight of whatever watches or vectorises operations here."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dpfy gather")
+        try:
+            whole = self._thread.submit(self._gathered, self._units[unit]).result()
+        except RuntimeError as error:
+            self.lost = RankFailed(LOST)
+            raise self.lost from error
+        self._whole[unit] = whole
+        for place, (tensor, parameter) in enumerate(
+            zip(whole, self._units[unit].parameters, strict=True)
+        ):
+            self._homes[tensor.untyped_storage()._cdata] = (unit, place)
+            if self.on_gather is not None:
+                self.on_gather(parameter, tensor)
+
+    def _drop(self, unit: int) -> None:
+        for tensor, parameter in zip(
+            self._whole.pop(unit), self._units[unit].parameters, strict=True
+        ):
+            self._homes.pop(tensor.untyped_storage()._cdata, None)
+            if self.on_drop is not None:
+                self.on_drop(parameter, tensor)
+
+    @torch.no_grad()
+    def _gathered(self, unit: Unit) -> list[torch.Tensor]:
+        """Return the parameters of a unit, in memory that later ones use again."""
+        owned = self.shards.of_trained(unit.parameters)
+        found: list[torch.Tensor | None] = [None] * len(owned)
+        small = [place for place, each in enumerate(owned) if each.height * each.width < _SMALL]
+        for place, each in enumerate(owned):
+            if place not in small:
+                dtype = unit.dtype or each.local.dtype
+                room = self._room(each, dtype, each.owners * each.height, *each.shape[1:])
+                self._all_gather(room, self._padded(each, dtype))
+                found[place] = room[: each.rows]
+        for dtype in {unit.dtype or owned[place].local.dtype for place in small}:
+            some = [place for place in small if (unit.dtype or owned[place].local.dtype) == dtype]
+            parts = [self._padded(owned[place], dtype).reshape(-1) for place in some]
+            packed = torch.cat(parts)
+            room = packed.new_empty(self.shards.owners, len(packed))
+            self._all_gather(room, packed)
+            columns = room.split([len(part) for part in parts], 1)
+            for place, column in zip(some, columns, strict=True):
+                each = owned[place]
+                rows = column.reshape(each.owners * each.height, *each.shape[1:])
+                found[place] = rows[: each.rows].clone()
+        return found  # type: ignore[return-value]
+
+    def _room(self, each: Owned, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        if dtype == torch.float32:
+            return self._memory.like(each.local, *shape)
+        return torch.empty(shape, dtype=dtype, device=each.local.device)
+
+    def _padded(self, each: Owned, dtype: torch.dtype) -> torch.Tensor:
+        """Return the own rows in a type, with empty rows where the others have more."""
+        rows = each.local.detach().to(dtype)
+        if len(rows) == each.height:
+            return rows.contiguous()
+        padded = rows.new_zeros(each.height, *each.shape[1:])
+        padded[: len(rows)] = rows
+        return padded
+
+    def _all_gather(self, room: torch.Tensor, own: torch.Tensor) -> None:
+        if self.shards.owners == 1:
+            room.copy_(own.view(room.shape))
+        else:
+            dist.all_gather_into_tensor(room, own, group=self.shards.group)
+
+    def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Saved":
+        """Remember a view of a whole parameter by its name."""
+        try:
+            home = self._homes.get(tensor.untyped_storage()._cdata)
+        except Exception:  # a vectorised tensor has no storage
+            return tensor
+        if home is None:
+            return tensor
+        return _Saved(*home, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _unpack(self, saved: "torch.Tensor | _Saved") -> torch.Tensor:
+        """Return the view again, of a parameter that is gathered again if need be."""
+        if not isinstance(saved, _Saved):
+            return saved
+        whole = self._needed(saved.unit)[saved.place]
+        return whole.as_strided(saved.size, saved.stride, saved.offset)
+
+
+class _Resting:
+    """The hooks of ``fully_shard`` on a module, taken away until they are woken."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._before = [*module._forward_pre_hooks.items()], [*module._forward_hooks.items()]
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number, hook in [*hooks.items()]:
+                if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp"):
+                    del hooks[number]
+
+    def wake(self) -> None:
+        """Put the hooks back, in their order."""
+        pairs = zip(
+            (self._module._forward_pre_hooks, self._module._forward_hooks),
+            self._before,
+            strict=True,
+        )
+        for hooks, before in pairs:
+            now = dict(hooks)
+            hooks.clear()
+            hooks.update(before)
+            hooks.update(now)
+
+
+def _places(model: nn.Module, unit: Unit) -> list[_Place]:
+    """Return the places of a unit's parameters: one that is tied has several."""
+    known = {id(parameter): place for place, parameter in enumerate(unit.parameters)}
+    return [
+        _Place(module._parameters, name, parameter, known[id(parameter)])
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in known
+    ]
+
+
+def _cast(dtype: torch.dtype | None, leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and dtype is not None:
+        with suppress(RuntimeError):
+            return leaf.to(dtype)
+    return leaf
