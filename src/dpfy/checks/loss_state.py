@@ -310,6 +310,8 @@ _UNCALLED = {
     "__post_init__",
 }
 _ABSTRACT = (object, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_OF_SHARDS = ("torch.distributed.fsdp", "dpfy.gradients.sharded")
+_OF_FULLY_SHARD = "__composable_api_state_key"
 _OF_TORCH = set(vars(nn.Module())) - {"training"}
 _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
     (torch.Tensor, _Walk._tensor),
@@ -354,7 +356,9 @@ def _divided(
     chosen = [
         (name, item)
         for name, item in vars(module).items()
-        if name not in _OF_TORCH and (names is None or name in names or name == "training")
+        if name not in _OF_TORCH
+        and not name.startswith(_OF_FULLY_SHARD)  # whole parameters, while they are gathered
+        and (names is None or name in names or name == "training")
     ]
     return (
         {name: (type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)},
@@ -380,7 +384,10 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
         module._backward_hooks,
         module._backward_pre_hooks,
     ):
-        yield from hooks.values()
+        for hook in hooks.values():
+            # those of sharded models have all parameters, whole ones while they are gathered
+            if not (getattr(hook, "__module__", None) or "").startswith(_OF_SHARDS):
+                yield hook
 
 
 def _of_tensor(tensor: torch.Tensor) -> Any:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from dpfy import errors
 from dpfy.errors import DpfyError, InvalidArgument, RankFailed
+from dpfy.gradients.sharded.rows import is_divided
 from dpfy.noise import SecureStream
 from dpfy.records.records import Records
 from dpfy.sandbox.record_keys import KEY_BYTES
@@ -123,6 +124,8 @@ class Ranks:
         """Overwrite the tensors with those of rank 0, bit by bit and all of a device at once."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors if self.size > 1 else ():
+            if is_divided(tensor):  # every rank has rows of its own
+                continue
             by_device.setdefault(tensor.device, []).append(tensor.detach())
         for some in by_device.values():
             packed = torch.cat([*map(_bytes, some)])

@@ -83,7 +83,7 @@ _WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
 class DirectUses(TorchFunctionMode):
-    """Sees the functions that are given parameters it follows, or parts of them, outside of layers."""
+    """Sees functions that are given parameters it follows, or parts of them, outside of layers."""
 
     def __init__(self) -> None:
         super().__init__()

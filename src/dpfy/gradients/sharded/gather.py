@@ -29,12 +29,18 @@ from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.sharded.rows import Owned, Shards, Unit
 
+# its name in newer versions of torch, where the other one warns
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SMALL = 2**15  # numbers of a shard; smaller ones of a unit travel together
 
 LOST = (
     "Another process of this run was lost, so nothing more is released. The ledger keeps what was "
     "spent; start all processes again and resume from the last checkpoint."
 )
+
+
+_FSDP = "torch.distributed.fsdp"
+_Hooks = list[tuple[int, Any]]
 
 
 class _Saved(NamedTuple):
@@ -83,6 +89,7 @@ class Gathering:
         self._walked: list[int] = []  # units gathered in this pass
         self._active = False
         self._thread: ThreadPoolExecutor | None = None
+        self._resting: list[tuple[nn.Module, _Hooks, _Hooks]] = []
 
     @contextmanager
     def standing(self) -> Iterator["Gathering"]:
@@ -90,31 +97,54 @@ class Gathering:
         if self._active:
             yield self
             return
-        hooks = [_Resting(unit.module) for unit in self._units]
-        handles = [
-            handle
-            for number, unit in enumerate(self._units)
-            for handle in (
-                unit.module.register_forward_pre_hook(
-                    partial(self._before, number), prepend=True, with_kwargs=True
-                ),
-                unit.module.register_forward_hook(partial(self._after, number), always_call=True),
-            )
-        ]
         self._active = True
         try:
-            with saved_tensors_hooks(self._pack, self._unpack):
+            with self._hooked(), saved_tensors_hooks(self._pack, self._unpack):
                 yield self
         finally:
             self._active = False
-            self.drop_all()
-            for handle in handles:
-                handle.remove()
-            for resting in hooks:
-                resting.wake()
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let ``fully_shard`` itself serve the model inside the block, as in plain training."""
+        self.drop_all()
+        ours = [(unit.module, *_taken(unit.module, __name__)) for unit in self._units]
+        theirs, self._resting = self._resting, []
+        for module, *hooks in theirs:
+            _put_back(module, *hooks)
+        try:
+            yield
+        finally:
+            self._resting = self._rested()
+            for module, *hooks in ours:
+                _put_back(module, *hooks)
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """Put our hooks in the place of those of ``fully_shard`` inside the block."""
+        self._resting = self._rested()
+        handles = []
+        for number, unit in enumerate(self._units):
+            before, after = _Hook(self.before, number), _Hook(self.after, number)
+            handles += [
+                unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+                unit.module.register_forward_hook(after, always_call=True),
+            ]
+        try:
+            yield
+        finally:
+            self.drop_all()
+            for handle in handles:
+                handle.remove()
+            for module, *hooks in self._resting:
+                _put_back(module, *hooks)
+
+    def _rested(self) -> list[tuple[nn.Module, _Hooks, _Hooks]]:
+        """Take the hooks of ``fully_shard`` away, and return them."""
+        return [(unit.module, *_taken(unit.module, _FSDP)) for unit in self._units]
 
     def begin(self) -> None:
         """Begin a pass, with nothing gathered."""
@@ -139,7 +169,7 @@ class Gathering:
             for each in places:
                 each.tensors[each.name] = each.parameter
 
-    def _before(self, unit: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def before(self, unit: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Gather the parameters of a module, and put them in their places."""
         whole = self._needed(unit)
         self._inside.append(unit)
@@ -152,7 +182,7 @@ class Gathering:
             partial(_cast, given.dtype), kwargs
         )
 
-    def _after(self, unit: int, module: nn.Module, args: Any, output: Any) -> Any:
+    def after(self, unit: int, module: nn.Module, args: Any, output: Any) -> Any:
         """Put the shards back; the outermost module's parameters stay for the way back."""
         if unit in self._inside:
             del self._inside[self._inside.index(unit) :]
@@ -246,7 +276,7 @@ class Gathering:
         if self.shards.owners == 1:
             room.copy_(own.view(room.shape))
         else:
-            dist.all_gather_into_tensor(room, own, group=self.shards.group)
+            _all_gather(room.view(-1), own.view(-1), group=self.shards.group)
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Saved":
         """Remember a view of a whole parameter by its name."""
@@ -266,29 +296,33 @@ class Gathering:
         return whole.as_strided(saved.size, saved.stride, saved.offset)
 
 
-class _Resting:
-    """The hooks of ``fully_shard`` on a module, taken away until they are woken."""
+class _Hook:
+    """A hook of one unit's module, which is known by where it is defined."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._before = [*module._forward_pre_hooks.items()], [*module._forward_hooks.items()]
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for number, hook in [*hooks.items()]:
-                if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp"):
-                    del hooks[number]
+    def __init__(self, act: Callable[..., Any], unit: int) -> None:
+        self._act, self._unit = act, unit
 
-    def wake(self) -> None:
-        """Put the hooks back, in their order."""
-        pairs = zip(
-            (self._module._forward_pre_hooks, self._module._forward_hooks),
-            self._before,
-            strict=True,
-        )
-        for hooks, before in pairs:
-            now = dict(hooks)
-            hooks.clear()
-            hooks.update(before)
-            hooks.update(now)
+    def __call__(self, *arguments: Any) -> Any:
+        """Act for the unit."""
+        return self._act(self._unit, *arguments)
+
+
+def _taken(module: nn.Module, home: str) -> tuple[_Hooks, _Hooks]:
+    """Take the hooks that come from a package away from a module, and return them."""
+    taken: tuple[_Hooks, _Hooks] = ([], [])
+    for hooks, found in zip((module._forward_pre_hooks, module._forward_hooks), taken, strict=True):
+        for number, hook in [*hooks.items()]:
+            if (getattr(hook, "__module__", None) or "").startswith(home):
+                found.append((number, hooks.pop(number)))
+    return taken
+
+
+def _put_back(module: nn.Module, before: _Hooks, after: _Hooks) -> None:
+    """Put hooks back: those before the forward pass first, those after it last."""
+    module._forward_hooks.update(after)
+    module._forward_pre_hooks.update(before)
+    for number, _ in reversed(before):
+        module._forward_pre_hooks.move_to_end(number, last=False)  # type: ignore[attr-defined]
 
 
 def _places(model: nn.Module, unit: Unit) -> list[_Place]:

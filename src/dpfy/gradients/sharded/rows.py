@@ -7,7 +7,8 @@ replica where the mesh has two dimensions.
 Tests: tests/gradients/sharded/test_rows.py.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +28,21 @@ class Owned:
     """Rows of one parameter that are this process's.
 
     Args:
-        local: The rows themselves, as the optimizer updates them.
+        parameter: The parameter, which is distributed.
         rows: The rows of the whole parameter.
         owners: The number of processes that its rows are divided among.
         place: The place of this process among them.
     """
 
-    local: torch.Tensor
+    parameter: nn.Parameter
     rows: int
     owners: int
     place: int
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The rows themselves, as the optimizer updates them."""
+        return local(self.parameter.detach())
 
     @property
     def height(self) -> int:
@@ -51,12 +57,12 @@ class Owned:
     @property
     def width(self) -> int:
         """The numbers of a row."""
-        return self.local[:0].flatten(1).shape[1] if self.local.ndim > 1 else 1
+        return math.prod(self.parameter.shape[1:])
 
     @property
     def shape(self) -> torch.Size:
         """The shape of the whole parameter."""
-        return torch.Size((self.rows, *self.local.shape[1:]))
+        return self.parameter.shape
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Shards:
             )
         group = mesh.get_group(mesh.ndim - 1)
         owners, place = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
-        owned = {id(p): Owned(local(p).detach(), len(p), owners, place) for p in divided.values()}
+        owned = {id(p): Owned(p, len(p), owners, place) for p in divided.values()}
         return cls(owned, units, group, mesh.get_group(0) if mesh.ndim == 2 else None)
 
     @property
@@ -247,18 +253,11 @@ def _refuse_others(model: nn.Module) -> None:
                 )
 
 
-def settled(found: bool, group: Any = None) -> bool:
-    """Return whether something holds on all processes."""
-    answer = torch.tensor([int(found)], device=_device_of_messages())
-    dist.all_reduce(answer, dist.ReduceOp.MIN, group=group)
-    return bool(answer)
-
-
-def total(numbers: Callable[[], float], group: Any = None) -> float:
-    """Return the sum over processes of a number, in float64."""
-    found = torch.tensor([numbers()], dtype=torch.float64, device=_device_of_messages())
+def totals(numbers: Sequence[float], group: Any = None) -> list[float]:
+    """Return the sums over processes of some numbers, in float64."""
+    found = torch.tensor(numbers, dtype=torch.float64, device=_device_of_messages())
     dist.all_reduce(found, group=group)
-    return float(found)
+    return found.tolist()
 
 
 def _device_of_messages() -> torch.device:
