@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.export import export as export
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
@@ -134,6 +135,7 @@ _HOMES = {
     "plans": ("Plan", "dpftrl", "dpis", "dpsgd", "idpsgd"),
     "records.users": ("Users",),
     "run.checkpoint": ("resume",),
+    "run.export": ("export",),
     "run.contributing": ("ContributingShare",),
     "checks.explain": ("Explanation", "explain"),
     "checks.fix": ("batchnorm_statistics", "fix"),

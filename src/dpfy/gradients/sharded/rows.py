@@ -158,8 +158,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if is_divided(tensor) else tensor  # type: ignore[operator]
 
 
-def like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of this process as a tensor that is divided as a parameter is."""
+def like(
+    parameter: torch.Tensor, rows: torch.Tensor, shape: torch.Size | None = None
+) -> torch.Tensor:
+    """Return rows of this process as a tensor that is divided as a parameter is.
+
+    Args:
+        parameter: The parameter.
+        rows: The rows.
+        shape: The shape of the whole tensor; by default the parameter's.
+    """
     if not is_divided(parameter):
         return rows
     from torch.distributed.tensor import DTensor
@@ -169,8 +177,8 @@ def like(parameter: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         parameter.device_mesh,  # type: ignore[attr-defined]
         parameter.placements,  # type: ignore[attr-defined]
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=parameter.shape if shape is None else shape,
+        stride=torch.empty(parameter.shape if shape is None else shape, device="meta").stride(),
     )
 
 
