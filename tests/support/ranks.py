@@ -87,6 +87,25 @@ def finish_once(folder: Path, begin: Callable[[], list[subprocess.Popen]]) -> li
     return ended
 
 
+class Group:
+    """What every scenario returned on every rank, and all that the processes printed."""
+
+    def __init__(self, module: str, size: int, folder: Path) -> None:
+        self.size, self.folder = size, folder
+        names = [name for name in SCENARIOS if not name.startswith("killed")]
+        ended = finish_once(folder, lambda: start(module, names, size, folder))
+        self.output = "".join(text for _, text in ended)
+        assert [code for code, _ in ended] == [0] * size, self.output
+        self._found = [result(folder, rank) for rank in range(size)]
+
+    def __getitem__(self, function: Callable[..., Any]) -> list[Any]:
+        """The results of a scenario, a list with one item for each rank."""
+        each = [found[function.__name__] for found in self._found]
+        failures = [one["failed"] for one in each if isinstance(one, dict) and "failed" in one]
+        assert not failures, "\n".join(failures)
+        return each
+
+
 def main() -> None:
     """Be one of the processes."""
     module, rank, size, folder, *names = sys.argv[1:]

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dpfy.errors import RankFailed
 from dpfy.gradients.base import Unsupported
@@ -165,16 +165,13 @@ class Gathering:
         for unit in [*self._whole]:
             self._drop(unit)
         self._inside.clear()
-        for places in self._places:
-            for each in places:
-                each.tensors[each.name] = each.parameter
+        for unit in range(len(self._units)):
+            self._take_away(unit)
 
     def before(self, unit: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Gather the parameters of a module, and put them in their places."""
-        whole = self._needed(unit)
+        self._put(unit)
         self._inside.append(unit)
-        for each in self._places[unit]:
-            each.tensors[each.name] = whole[each.place]
         given = self._units[unit]
         if not given.casts_inputs:
             return None
@@ -186,13 +183,32 @@ class Gathering:
         """Put the shards back; the outermost module's parameters stay for the way back."""
         if unit in self._inside:
             del self._inside[self._inside.index(unit) :]
-        if unit not in self._inside:
-            for each in self._places[unit]:
-                each.tensors[each.name] = each.parameter
-        if self._inside and unit not in self._inside and torch._C._current_graph_task_id() < 0:
-            self._drop(unit)
+        goes_back = torch._C._current_graph_task_id() >= 0  # computed again on the way back
+        if unit not in self._inside and not goes_back:
+            self._take_away(unit)
+            if self._inside:
+                self._drop(unit)
+        if self.on_gather is not None and torch.is_grad_enabled() and not goes_back:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    leaf.register_hook(partial(self._back, unit))
         dtype = self._units[unit].output_dtype
         return None if dtype is None else tree_map(partial(_cast, dtype), output)
+
+    def _back(self, unit: int, gradient: torch.Tensor) -> None:
+        """Have the parameters in their places on the way back, where a part is computed again."""
+        self._put(unit)
+
+    def _put(self, unit: int) -> None:
+        """Put the whole parameters of a unit in their places."""
+        whole = self._needed(unit)
+        for each in self._places[unit]:
+            each.tensors[each.name] = whole[each.place]
+
+    def _take_away(self, unit: int) -> None:
+        """Put the shards of a unit back in their places."""
+        for each in self._places[unit]:
+            each.tensors[each.name] = each.parameter
 
     def _needed(self, unit: int) -> list[torch.Tensor]:
         """Return the whole parameters of a unit; those of others that nobody is inside of go."""
@@ -226,6 +242,7 @@ class Gathering:
                 self.on_gather(parameter, tensor)
 
     def _drop(self, unit: int) -> None:
+        self._take_away(unit)
         for tensor, parameter in zip(
             self._whole.pop(unit), self._units[unit].parameters, strict=True
         ):
