@@ -52,6 +52,7 @@ SAYS = {
 PROGRAMS = {
     # Five runs had 81 to 92 % right, with a standard deviation of 4 %.
     "pate": r"16 labels, epsilon (2\.99\d|3\.000) at delta 1e-5, public accuracy [5-9]\d\.\d%",
+    "sharded": r"23 steps, epsilon (2\.99\d|3\.000), public accuracy [5-9]\d\.\d%",
     "private_prediction": r"the budget buys 16 answers\none more is refused\n\d+ of 16 right, "
     r"epsilon (2\.99\d|3\.000) ",
 }

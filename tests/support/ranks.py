@@ -5,6 +5,7 @@ A test module marks functions as :func:`scenario`; each gets a rank, the number 
 folder that the ranks share, and returns JSON. All scenarios of a module run one after the other in
 the same processes, which take far longer to start than to run."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -130,4 +131,5 @@ def main() -> None:
     (place / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     if any(name.startswith("killed") for name in names):
         os._exit(0)  # gloo's threads may abort the end of a process whose group lost a rank
+    gc.collect()  # sharded models refer to groups
     dist.destroy_process_group()  # they may outlive the interpreter, and abort, otherwise

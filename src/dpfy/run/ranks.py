@@ -8,6 +8,7 @@ Between the ranks travel shares of the sample and unnoised sums: both are sensit
 is trusted like the processes themselves. Messages are bytes and tensors; nothing is unpickled.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -183,6 +184,21 @@ def joined() -> Iterator[Ranks]:
     finally:
         if joins:
             dist.destroy_process_group()
+
+
+@contextmanager
+def grouped() -> Iterator[Ranks]:
+    """Join the process group that the environment announces, or make one of this process alone."""
+    with joined() as ranks:
+        alone = dist.is_available() and not dist.is_initialized()
+        if alone:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            yield ranks
+        finally:
+            if alone:
+                dist.destroy_process_group()
+            gc.collect()  # a group that a sharded model refers to has threads until it is gone
 
 
 def check_same_records(ranks: Ranks, records: Records) -> None:

@@ -111,22 +111,6 @@ class Division:
             raise RankFailed(LOST) from error
 
 
-def shard_by_layers(model: nn.Module) -> None:
-    """Call ``fully_shard`` on every child of the longest list of layers, and on the model.
-
-    Args:
-        model: The model, which every process has as a whole.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    longest = max(lists, key=len, default=None)
-    for layer in longest or ():
-        if layer is not model and any(True for _ in layer.parameters()):
-            fully_shard(layer)
-    fully_shard(model)
-
-
 def check_plan(plan: Plan, engine: str) -> None:
     """Refuse what has no proof for sharded models.
 

@@ -20,7 +20,7 @@ from dpfy.accounting import RenyiFilter, account
 from dpfy.checks.fix import batchnorm_statistics
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
-from dpfy.gradients.sharded.rows import Shards, is_divided
+from dpfy.gradients.sharded.rows import Shards, is_divided, shard_by_layers
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Policy
 from dpfy.ledger.individual import Individual
@@ -45,7 +45,6 @@ from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
 from dpfy.run.sharded_checkpoint import INDEX
-from dpfy.run.sharding import shard_by_layers
 from dpfy.trainer.builders import (
     completed,
     load_data,
