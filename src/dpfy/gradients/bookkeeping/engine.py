@@ -67,7 +67,7 @@ from dpfy.sandbox.torch_settings import reproducible
 
 _SIZES = (3, 2)  # records of the passes that are looked into, and of another to learn axes from
 _LOSS = "the loss"  # looked at as if it were the last layer
-_NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
 _NUMBERS_PER_PARAMETER = 2  # that it may keep besides, for the sake of fewer sums
 # up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
@@ -100,7 +100,7 @@ class CapturingEngine(Engine):
             self._learn(loss_fn, examples, direct_uses=False)
         # every chunk adds to a sum as long as the model: more records for a large one
         trained = sum(p.numel() for p in self.parameters.values())
-        numbers = max(_NUMBERS_AT_ONCE, _NUMBERS_PER_PARAMETER * trained)
+        numbers = max(NUMBERS_AT_ONCE, _NUMBERS_PER_PARAMETER * trained)
         room = numbers // self.numbers_per_record
         self.records_at_once = max(1, room, min(_FEW, 2 * numbers // self.numbers_per_record))
 
@@ -291,7 +291,9 @@ class CapturingEngine(Engine):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage._cdata] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
+            if not self._is_gathered(storage):
+                numbers = storage.nbytes() // tensor.element_size()
+                saved[storage._cdata] = min(tensor.numel(), numbers)
             return tensor
 
         consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
@@ -302,6 +304,10 @@ class CapturingEngine(Engine):
             saved.pop(parameter.untyped_storage()._cdata, None)
         found = (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size
         return max(1, found, self._peak(loss_fn, chunk) if self.recomputes else 0)
+
+    def _is_gathered(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory is that of a parameter which is gathered for a pass."""
+        return False
 
     def _peak(self, loss_fn: LossFn, chunk: Chunk) -> int:
         """Return how many numbers a record has in memory at most, what is recomputed included."""

@@ -17,9 +17,9 @@ from dpfy.gradients.base import (
     RecordStats,
     Unsupported,
 )
-from dpfy.gradients.bookkeeping.contributions import Contribution, OuterProduct, Rematerialized
+from dpfy.gradients.bookkeeping.contributions import LARGE_WEIGHT, Contribution, OuterProduct
 from dpfy.gradients.bookkeeping.costs import cheapest_kept
-from dpfy.gradients.bookkeeping.engine import BookkeepingEngine
+from dpfy.gradients.bookkeeping.engine import NUMBERS_AT_ONCE, BookkeepingEngine
 from dpfy.gradients.bookkeeping.functional_params import DirectUses, RecordedUses
 from dpfy.gradients.bookkeeping.recorder import Consumer, Recorder
 from dpfy.gradients.bookkeeping.strategies import StoreThenClip
@@ -29,14 +29,21 @@ from dpfy.gradients.sharded.forming import RowSums
 from dpfy.gradients.sharded.gather import Gathering
 from dpfy.mechanisms.clipping import Clipping
 
+_NUMBERS_PER_OWN = 8  # of a chunk for each own parameter: what it takes with Adam and its sum
+
 
 class _KeepRows(StoreThenClip):
     """Keeps contributions in forms of which rows can be summed without the others."""
 
     def form(self, outer: OuterProduct) -> Contribution:
-        """Return the form that trades memory for time best, but never one of blocks of records."""
-        found = cheapest_kept(outer, self._memory)
-        return outer if isinstance(found, Rematerialized) else found
+        """Return a product of a large weight as it is, and others in the cheapest form.
+
+        Gradients that are written out would leave room for fewer records in a pass, and every pass
+        takes messages as long as the model.
+        """
+        if outer.inputs.shape[2] * outer.outputs.shape[2] >= LARGE_WEIGHT:
+            return outer
+        return cheapest_kept(outer, self._memory)
 
 
 class Doubtful(Unsupported):
@@ -82,6 +89,9 @@ class ShardedEngine(BookkeepingEngine):
         self.expected = None
         with self.gathering.standing():
             super().prepare(loss_fn, examples)
+            trained = sum(p.numel() for p in self.parameters.values())
+            numbers = max(NUMBERS_AT_ONCE, _NUMBERS_PER_OWN * trained // self.owned[0].owners)
+            self.records_at_once = max(1, numbers // self.numbers_per_record)
             self.filler = examples(1, 1)
             consumer = _KeepRows(len(self.parameters), 1, self.device, self.memory)
             self.gathering.begin()
@@ -149,6 +159,9 @@ class ShardedEngine(BookkeepingEngine):
             finally:
                 gathering.drop_all()
                 gathering.on_gather = gathering.on_drop = None
+
+    def _is_gathered(self, storage: torch.UntypedStorage) -> bool:
+        return self.gathering.has(storage)
 
     def _measuring(self, records: int) -> Consumer:
         return _KeepRows(len(self.parameters), records, self.device)

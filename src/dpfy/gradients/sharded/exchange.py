@@ -19,7 +19,7 @@ from dpfy.gradients.sharded.forming import ParameterSum, RowSums
 from dpfy.gradients.sharded.gather import LOST
 from dpfy.gradients.sharded.rows import Owned, Shards
 
-_BUCKET = 2**20  # numbers that a process sends at once
+_BUCKET = 2**19  # numbers that a process sends at once
 
 
 @dataclass(frozen=True)

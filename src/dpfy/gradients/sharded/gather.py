@@ -168,6 +168,10 @@ class Gathering:
         for unit in range(len(self._units)):
             self._take_away(unit)
 
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory is that of a whole parameter that is there now."""
+        return storage._cdata in self._homes
+
     def before(self, unit: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Gather the parameters of a module, and put them in their places."""
         self._put(unit)
