@@ -108,7 +108,7 @@ class EngineChoice:
             example.valid,
             statistics,
             engines=self._engines,
-            gathering=context.division and context.division.gathering,
+            gathering=None if context.division is None else context.division.gathering,
         )
         with probe.undisturbed():
             with ranks.together():

@@ -192,7 +192,8 @@ def grouped() -> Iterator[Ranks]:
     with joined() as ranks:
         alone = dist.is_available() and not dist.is_initialized()
         if alone:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield ranks
         finally:

@@ -45,7 +45,8 @@ def save_shards(
         The index.
     """
     token = ranks.from_first(lambda: secrets.token_hex(4).encode()).decode()
-    shards, rows = division.shards, {}
+    shards = division.shards
+    rows: dict[str, torch.Tensor] = {}
     own = f"rows-{token}-{_place(shards):05d}-of-{shards.owners:05d}.safetensors"
     with ranks.together():
         found = state()

@@ -6,6 +6,7 @@ Tests: tests/run/test_sharding.py.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,7 +84,7 @@ class Division:
         group = self.shards.replicas
         if group is not None:
             for tensor in tensors:
-                self._message(lambda own=tensor: dist.broadcast(own, group=group, group_src=0))
+                self._message(partial(dist.broadcast, tensor, group=group, group_src=0))
 
     def norm_of(self, sums: torch.Tensor) -> float:
         """Return the norm of a vector of which every owner has a part."""

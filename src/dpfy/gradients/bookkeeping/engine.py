@@ -296,7 +296,7 @@ class CapturingEngine(Engine):
                 saved[storage._cdata] = min(tensor.numel(), numbers)
             return tensor
 
-        consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
+        consumer = self._keeping(chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             recorder = self._pass(loss_fn, chunk, consumer)
         self._uses, self.recomputes = recorder.uses, recorder.recomputes
@@ -304,6 +304,10 @@ class CapturingEngine(Engine):
             saved.pop(parameter.untyped_storage()._cdata, None)
         found = (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size
         return max(1, found, self._peak(loss_fn, chunk) if self.recomputes else 0)
+
+    def _keeping(self, records: int) -> StoreThenClip:
+        """Return a consumer that keeps contributions until the weights are known."""
+        return StoreThenClip(len(self.parameters), records, self.device)
 
     def _is_gathered(self, storage: torch.UntypedStorage) -> bool:
         """Whether memory is that of a parameter which is gathered for a pass."""

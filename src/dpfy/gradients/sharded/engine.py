@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 
 from dpfy.gradients.base import (
-    BoundedSums,
     Engine,
     Examples,
     LossFn,
@@ -58,7 +57,26 @@ class Doubtful(Unsupported):
         self.records = records
 
 
-class ShardedEngine(BookkeepingEngine):
+def records_in_room(parameters: int, owners: int, numbers_per_record: int) -> int:
+    """Return how many records a pass may have: for their sake there are fewer messages.
+
+    Args:
+        parameters: The trained parameters of the whole model.
+        owners: The processes that they are divided among.
+        numbers_per_record: What a record keeps in memory.
+    """
+    numbers = max(NUMBERS_AT_ONCE, _NUMBERS_PER_OWN * parameters // owners)
+    return max(1, numbers // numbers_per_record)
+
+
+class CountingEngine(BookkeepingEngine):
+    """Book-keeping that keeps what it would keep of a sharded model."""
+
+    def _keeping(self, records: int) -> StoreThenClip:
+        return _KeepRows(len(self.parameters), records, self.device, self.memory)
+
+
+class ShardedEngine(CountingEngine):
     """Book-keeping on whole parameters that are gathered module by module.
 
     What float32 cannot bound is not computed in another way, as that would take messages that
@@ -90,15 +108,15 @@ class ShardedEngine(BookkeepingEngine):
         with self.gathering.standing():
             super().prepare(loss_fn, examples)
             trained = sum(p.numel() for p in self.parameters.values())
-            numbers = max(NUMBERS_AT_ONCE, _NUMBERS_PER_OWN * trained // self.owned[0].owners)
-            self.records_at_once = max(1, numbers // self.numbers_per_record)
+            self.records_at_once = records_in_room(
+                trained, self.owned[0].owners, self.numbers_per_record
+            )
             self.filler = examples(1, 1)
-            consumer = _KeepRows(len(self.parameters), 1, self.device, self.memory)
             self.gathering.begin()
-            self._pass(loss_fn, self.filler, consumer)
+            self._pass(loss_fn, self.filler, self._keeping(1))
             self.expected = self.gathering.finish()
 
-    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> BoundedSums:
+    def bounded_sums(self, loss_fn: LossFn, chunk: Chunk, clipping: Clipping) -> RowSums:
         """Return the clipped sum of the chunk, to be formed by rows.
 
         Every process calls this at the same time, whatever records it has. However the pass ends,
@@ -113,7 +131,7 @@ class ShardedEngine(BookkeepingEngine):
             gathering.expected = self.expected
             gathering.begin()
             try:
-                kept = _KeepRows(len(self.parameters), chunk.size, self.device, self.memory)
+                kept = self._keeping(chunk.size)
                 stats = self._pass(loss_fn, chunk, kept).stats
             finally:
                 if gathering.lost is None:
@@ -164,10 +182,9 @@ class ShardedEngine(BookkeepingEngine):
         return self.gathering.has(storage)
 
     def _measuring(self, records: int) -> Consumer:
-        return _KeepRows(len(self.parameters), records, self.device)
+        return self._keeping(records)
 
 
 def engines_of(gathering: Gathering) -> Mapping[str, type[Engine]]:
     """Return the engines that serve a sharded model, by name."""
-    engine = type("ShardedEngine", (ShardedEngine,), {"gathering": gathering})
-    return {engine.name: engine}
+    return {ShardedEngine.name: type("ShardedEngine", (ShardedEngine,), {"gathering": gathering})}

@@ -19,7 +19,8 @@ from dpfy.gradients.sharded.forming import ParameterSum, RowSums
 from dpfy.gradients.sharded.gather import LOST
 from dpfy.gradients.sharded.rows import Owned, Shards
 
-_BUCKET = 2**19  # numbers that a process sends at once
+BUCKET = 2**19
+"""The numbers that a process sends at once."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Exchange:
 
 def _buckets(owned: Sequence[Owned], owners: int) -> Iterator[_Bucket]:
     """Divide the rows of all parameters into buckets, the same on every process."""
-    most = max(1, _BUCKET // owners)
+    most = max(1, BUCKET // owners)
     slices: list[_Slice] = []
     size, dtype = 0, torch.float32
     for position, each in enumerate(owned):

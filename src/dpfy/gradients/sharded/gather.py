@@ -307,7 +307,7 @@ class Gathering:
             return tensor
         if home is None:
             return tensor
-        return _Saved(*home, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return _Saved(*home, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: "torch.Tensor | _Saved") -> torch.Tensor:
         """Return the view again, of a parameter that is gathered again if need be."""

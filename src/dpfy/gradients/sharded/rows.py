@@ -155,7 +155,7 @@ def is_divided(tensor: Any) -> bool:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor that is in this process: all of it, if it is not distributed."""
-    return tensor.to_local() if is_divided(tensor) else tensor  # type: ignore[operator]
+    return tensor.to_local() if is_divided(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
 
 
 def like(
