@@ -84,6 +84,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.export import export as export
     from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
@@ -150,6 +151,7 @@ _HOMES = {
     "plans": ("Plan", "dpftrl", "dpis", "dpsgd", "idpsgd"),
     "records.users": ("Users",),
     "run.checkpoint": ("resume",),
+    "run.export": ("export",),
     "run.contributing": ("ContributingShare",),
     "checks.explain": ("Explanation", "explain"),
     "checks.fix": ("batchnorm_statistics", "fix"),

@@ -72,6 +72,10 @@ class RoundContext:
     local: Local
     largest_weight: float | None
 
+    @property
+    def division(self) -> None:
+        """How the model is divided among processes: the server's is whole."""
+
     def __repr__(self) -> str:
         return "RoundContext(sensitive)"  # it holds the generators
 
