@@ -184,7 +184,7 @@ class Database:
                     "released more than this copy of its ledger shows. Forfeit the grant, or go on "
                     "with the run after reopening it."
                 )
-            charged = plus(declaration.cost(found.uses), record.lost)
+            charged = plus(declaration.charge(found.uses, record.cost), record.lost)
             dataset = _dataset(book, record.dataset, declaration).settling(record, charged)
             book.keep_ledger(grant, digest, packed)
             head = Head(found.lines, found.head_hash)
@@ -205,7 +205,7 @@ class Database:
             if found.ended_session == record.sessions:
                 return _told(book, entry)  # its end is known
             head = Head(found.lines, found.head_hash)
-            reopened = record.repaid(declaration.cost(found.uses), head)
+            reopened = record.repaid(declaration.charge(found.uses, record.cost), head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
             entry = self._append(book, "reopen", reopened, dataset)
@@ -299,7 +299,7 @@ class Database:
             envelope=request.envelope,
             filter=request.filter,
             orders=declaration.orders,
-            limits=tuple(sorted({o for rule in declaration.filters for o in rule.orders})),
+            limits=declaration.limited,
             cost=record.cost,
         )
 
