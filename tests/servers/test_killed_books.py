@@ -85,7 +85,7 @@ def killed_clients(url, folder, kills, seed=0):
 
 
 def test_a_few_killed_clients_leave_nothing_unpaid(database, tmp_path):
-    assert killed_clients(database, tmp_path, kills=4) > 0
+    assert killed_clients(database, tmp_path, kills=2) > 0
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def killed_database(postgresql, folder, kills):
 
 
 def test_a_killed_database_has_kept_every_grant(postgresql, tmp_path):
-    assert killed_database(postgresql, tmp_path, kills=2) > 0
+    assert killed_database(postgresql, tmp_path, kills=1) > 0
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import secrets
 import zlib
 from typing import Any
 
-from dpfy.budgets.costs import nothing, planned_cost, plus
+from dpfy.budgets.costs import Cost, nothing, planned_cost, plus
 from dpfy.budgets.declarations import WHOLE, Declaration
 from dpfy.budgets.records import DatasetRecord, GrantRecord, rolled_back
 from dpfy.budgets.store import Store, Transaction
@@ -169,6 +169,7 @@ class Database:
     def settle(self, grant: str, ledger: bytes) -> GrantState:
         """Charge what a ledger shows, and free the rest."""
         digest, packed = hashlib.sha256(ledger).hexdigest(), zlib.compress(ledger)
+        found, used = self._used(grant, ledger)
 
         def change(book: Transaction) -> GrantState:
             entry, record = _grant(book, grant)
@@ -177,14 +178,14 @@ class Database:
             if kept is not None and kept[0] == digest:
                 return _told(book, entry)
             record.expect(State.ACTIVE)
-            found = _read(ledger, record, self.identity)
+            _expect_bound(found, record)
             if found.ended_session != record.sessions:
                 raise GrantRefused(
                     f"The last run on the ledger of grant {grant} has no known end, so it may have "
                     "released more than this copy of its ledger shows. Forfeit the grant, or go on "
                     "with the run after reopening it."
                 )
-            charged = plus(declaration.charge(found.uses, record.cost), record.lost)
+            charged = plus(used, record.lost)
             dataset = _dataset(book, record.dataset, declaration).settling(record, charged)
             book.keep_ledger(grant, digest, packed)
             head = Head(found.lines, found.head_hash)
@@ -196,16 +197,17 @@ class Database:
 
     def reopen(self, grant: str, ledger: bytes) -> GrantState:
         """Pay for what a run without a known end may have spent."""
+        found, used = self._used(grant, ledger)
 
         def change(book: Transaction) -> GrantState:
             entry, record = _grant(book, grant)
             declaration = _declaration(book, record.dataset)
             record.expect(State.ACTIVE)
-            found = _read(ledger, record, self.identity)
+            _expect_bound(found, record)
             if found.ended_session == record.sessions:
                 return _told(book, entry)  # its end is known
             head = Head(found.lines, found.head_hash)
-            reopened = record.repaid(declaration.charge(found.uses, record.cost), head)
+            reopened = record.repaid(used, head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
             entry = self._append(book, "reopen", reopened, dataset)
@@ -268,6 +270,12 @@ class Database:
             return _told(book, entry)
 
         return self._store.write(change)
+
+    def _used(self, grant: str, data: bytes) -> tuple[Ledger, Cost]:
+        """Read a ledger and compute what it cost, before anybody else has to wait."""
+        found = Ledger.from_bytes(data, f"the ledger of grant {grant}")
+        record = self._store.read(lambda book: _grant(book, grant)[1])  # its cost never changes
+        return found, self._declared(record.dataset).charge(found.uses, record.cost)
 
     def _append(
         self,
@@ -391,9 +399,8 @@ def _check_fits(request: Request, declaration: Declaration) -> None:
             )
 
 
-def _read(data: bytes, record: GrantRecord, book: str) -> Ledger:
-    """Return the ledger of a grant, if it is the one and the newest that the book knows of."""
-    found = Ledger.from_bytes(data, f"the ledger of grant {record.id}")
+def _expect_bound(found: Ledger, record: GrantRecord) -> None:
+    """Refuse a ledger that is not that of a grant, or not the newest that the book knows of."""
     if found.header is None or (found.header.identity, found.hash_at(1)) != (
         record.ledger,
         record.header,
@@ -404,4 +411,3 @@ def _read(data: bytes, record: GrantRecord, book: str) -> Ledger:
         )
     if found.hash_at(record.head.count) != record.head.hash:
         raise rolled_back(record, found.lines)
-    return found

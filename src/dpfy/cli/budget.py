@@ -28,8 +28,6 @@ budget_app = typer.Typer(
     help="Keep one budget for each data set of a team, and grant it to runs.",
     no_args_is_help=True,
 )
-budget_app.command()(serve)
-budget_app.command()(token)
 
 NameArgument = Annotated[
     str, typer.Argument(help="Data set, such as admissions-2026.", show_default=False)
@@ -78,8 +76,8 @@ def create(
         ),
     ] = None,
     description: Annotated[
-        str, typer.Option(help="What the data set is.", show_default=False)
-    ] = "",
+        str | None, typer.Option(help="What the data set is. Default: none.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Declare the budget of a data set, once: it is never raised.
@@ -99,7 +97,7 @@ def create(
             tranches=tranche or (),
             parts=part or (),
             reference=None if reference is None else _planned(reference),
-            description=description,
+            description=description or "",
         )
     _say(state.to_json(), as_json, lambda: _show(state))
 
@@ -310,6 +308,10 @@ def export(
     with opened(book) as found, _waiting("collecting entries and ledgers"):
         found.export(path)
     _say({"path": str(path)}, as_json, lambda: typer.echo(f"archive: {path}"))
+
+
+budget_app.command()(serve)
+budget_app.command()(token)
 
 
 def _planned(path: Path) -> "Plan | Envelope":
