@@ -21,6 +21,7 @@ nav a[aria-current] { color: var(--ink); font-weight: 600; border-bottom-color: 
 #connection { margin: 0 0 0 auto; color: var(--soft); font-size: .8rem; }
 #connection.lost { color: var(--warn); font-weight: 600; }
 main { max-width: 72rem; padding-top: 1.5rem; }
+[data-live=report] header h2 { margin-top: 0; }
 main > h1 { font-size: 1.5rem; }
 main a { color: var(--accent); }
 .skip { position: absolute; left: -99rem; }
