@@ -85,9 +85,11 @@ docs: figures
 
 # A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
 FIGURES := accountants adaptive algorithms budget-curves correlated dpis individual individual-accuracy one-step-walk planning-batches accuracy
-figures: $(FIGURES:%=docs/_static/%.svg)
+figures: $(FIGURES:%=docs/_static/%.svg) docs/_static/notebook/report.html
 
 docs/_static/one-step-walk.svg: docs/figures/one_step.py src/dpfy/run/step.py src/dpfy/run/run.py
+docs/_static/notebook/report.html: docs/figures/notebook.py docs/tutorials/notebook.md | setup
+	$(BIN)/python $<
 docs/_static/budget-curves.svg: docs/figures/budget_curves.py
 docs/_static/planning-batches.svg: docs/figures/planning.py
 docs/_static/individual-accuracy.svg: docs/figures/individual_accuracy.py $(wildcard experiments/results/idpsgd-*.json)
@@ -97,4 +99,4 @@ docs/_static/%.svg: | setup
 	PYTHONPATH=. $(BIN)/python $<
 
 clean:
-	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) docs/_static/notebook build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*

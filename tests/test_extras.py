@@ -14,6 +14,7 @@ from dpfy.errors import DpfyError, MissingExtra
 from dpfy.planning.plots import draw_contours
 from dpfy.reporting import report
 from dpfy.run.callbacks import TensorBoardLog
+from dpfy.run.loggers import MlflowLog, WandbLog
 
 
 @pytest.fixture
@@ -83,6 +84,14 @@ def test_tensorboard_needs_its_extra(without):
     without("tensorboard")
     with names("tensorboard"):
         TensorBoardLog.check()
+
+
+def test_trackers_need_their_extras(without, tmp_path):
+    without("mlflow", "wandb")
+    with names("mlflow"):
+        MlflowLog("sqlite:///mlflow.db")
+    with names("wandb"):
+        WandbLog(tmp_path)
 
 
 def test_scattering_needs_rich_only_for_its_progress_bar(without):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsafeStorage as UnsafeStorage,
         UnsupportedEvent as UnsupportedEvent,
     )
+    from dpfy.federated.federate import federate as federate
     from dpfy.gradients.losses import Losses as Losses
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
@@ -83,13 +84,15 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
     from dpfy.trainer.config import TrainConfig as TrainConfig
+    from dpfy.trainer.result import TrainingResult as TrainingResult
     from dpfy.trainer.saved import load_model as load_model
-    from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
+    from dpfy.trainer.trainer import Trainer as Trainer
     from dpfy.types import (
         Budget as Budget,
         Interval as Interval,
@@ -130,6 +133,7 @@ _HOMES = {
         "UnsafeStorage",
         "UnsupportedEvent",
     ),
+    "federated.federate": ("federate",),
     "ledger": ("Ledger",),
     "mechanisms.controllers": (
         "AdaClip",
@@ -152,8 +156,10 @@ _HOMES = {
     "trainer.config": ("TrainConfig",),
     "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
     "run.progress": ("ProgressBar",),
+    "trainer.result": ("TrainingResult",),
     "trainer.saved": ("load_model",),
-    "trainer.trainer": ("Trainer", "TrainingResult"),
+    "trainer.trainer": ("Trainer",),
+    "run.loggers": ("MlflowLog", "WandbLog"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),

@@ -29,6 +29,7 @@ from dpfy.estimators.declarations import (
     resolve_classes,
 )
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian
+from dpfy.estimators.plots import drawn_in_place
 from dpfy.estimators.scores import ScoringClassifier
 from dpfy.estimators.shapes import FeatureFunction, plot_functions
 from dpfy.ledger import Ledger
@@ -260,6 +261,9 @@ class ExplainableBoosting(ScoringClassifier):
                 f"Expected names of columns, got {lacking[0]!r}. There are {', '.join(known)}."
             )
         return plot_functions([known[name] for name in columns])
+
+    def _drawn_in_place(self) -> str:
+        return drawn_in_place(lambda path: self.plot().savefig(path))
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags of scikit-learn: there are two classes."""

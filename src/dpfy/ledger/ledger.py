@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
+from dpfy._process import Opener
 from dpfy.errors import (
     BudgetExhausted,
     InvalidArgument,
@@ -75,14 +77,16 @@ class Ledger:
         self._block = _validate.count("block", block)
         self._writable = writable
         self._guard: Guard | None = None
+        # whose descriptions were compared last, so that every step need not write them out
+        self._agreed: tuple[Header | None, Guard | None] = None, None
         self._paid_for: tuple[Event, bytes] | None = None
         self._paid = self._prepaid = 0  # steps of the last use, and those of them not taken
         self._intact = True
+        self._opener = Opener()
         self._grant: Grant | None = None
         self._booking: Booking | None = None
         self._guards: tuple[Guard | None, Guard | None] = None, None  # without and with the grant
         self._asked = False  # whether the book was asked to let this run begin
-        self._pid = os.getpid()
         self._mutex = threading.RLock()
 
     @classmethod
@@ -350,6 +354,19 @@ class Ledger:
             self._settle()  # a settlement must directly follow its use
             self._append([("basis", facts)])
 
+    def require_opener(self) -> None:
+        """Refuse to go on in a fork of the process that opened this ledger.
+
+        Whoever releases several times for one event asks this before each release: a fork has a
+        copy of what is paid for, and both would take it.
+
+        Raises:
+            LedgerError: in every process but the one that opened it.
+        """
+        self._opener.require(
+            self._store.name, "write to it", "Reserve in the process that opened it."
+        )
+
     def admits(self, event: Event) -> bool:
         """Tell whether the guard would let one more of ``event`` pass; nothing is recorded."""
         with self._mutex:
@@ -381,7 +398,7 @@ class Ledger:
 
     def close(self) -> None:
         """Hand back the steps that were paid for in advance and not taken; release the file."""
-        if self._pid != os.getpid() or not self._writable:
+        if not self._opener.is_this_process or not self._writable:
             return
         with self._mutex:
             try:
@@ -393,6 +410,9 @@ class Ledger:
                 self._store.close()
                 if self._grant is not None:
                     self._grant.end(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __enter__(self) -> Self:
         return self
@@ -504,11 +524,7 @@ class Ledger:
 
     def _check_writable(self) -> None:
         name = self._store.name
-        if self._pid != os.getpid():
-            raise LedgerError(
-                f"{name} was opened by process {self._pid}; a forked process cannot write to it. "
-                "Reserve in the process that opened it."
-            )
+        self.require_opener()
         if not self._writable:
             raise LedgerError(
                 f"{name} was closed or opened for reading. Use Ledger.open to write to it."
@@ -620,12 +636,15 @@ class Ledger:
 
     def _ready_guard(self) -> Guard:
         """Return the guard that the header names; without a header, the default guard."""
+        guard = self._guard or self._granted(Unguarded()) or Unguarded()
+        known, agreed = self._agreed
+        if known is not None and self.header is known and guard is agreed:
+            return guard
         if self.header is None and self._booking is not None and self._grant is None:
             raise LedgerMismatch(
                 f"{self._store.name} is to be paid for by a budget book, which has to know what it "
                 "is for. Register a header with an envelope first."
             )
-        guard = self._guard or self._granted(Unguarded()) or Unguarded()
         if self.header is None:
             header = Header() if self._grant is None else self._grant.declared(None)
             self._append([("header", replace(header, guard=guard.describe()).to_json())])
@@ -636,6 +655,7 @@ class Ledger:
                 f"opened with {guard.describe().get('name')!r}. Open it with its own guard."
             )
         self._guard = guard
+        self._agreed = self.header, guard
         return guard
 
     def _affordable(self, guard: Guard, event: Event) -> int:
