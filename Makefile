@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-synth test-pythons coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-pythons test-servers test-synth coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -55,6 +55,11 @@ $(SYNTH): $(STAMP)
 test-synth: $(SYNTH)
 	DPFY_TEST_SYNTH=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/synthesis tests/cli/test_synth.py src/dpfy/synthesis
 
+# Budgets of teams on a PostgreSQL and behind a service that the tests start.
+test-servers: setup
+	.ci/install-servers postgres
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "servers and not slow" tests/servers
+
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13
 test-pythons:
@@ -89,9 +94,11 @@ docs: figures
 
 # A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
 FIGURES := accountants adaptive algorithms budget-curves correlated dpis individual individual-accuracy one-step-walk planning-batches accuracy
-figures: $(FIGURES:%=docs/_static/%.svg)
+figures: $(FIGURES:%=docs/_static/%.svg) docs/_static/notebook/report.html
 
 docs/_static/one-step-walk.svg: docs/figures/one_step.py src/dpfy/run/step.py src/dpfy/run/run.py
+docs/_static/notebook/report.html: docs/figures/notebook.py docs/tutorials/notebook.md | setup
+	$(BIN)/python $<
 docs/_static/budget-curves.svg: docs/figures/budget_curves.py
 docs/_static/planning-batches.svg: docs/figures/planning.py
 docs/_static/individual-accuracy.svg: docs/figures/individual_accuracy.py $(wildcard experiments/results/idpsgd-*.json)
@@ -101,4 +108,4 @@ docs/_static/%.svg: | setup
 	PYTHONPATH=. $(BIN)/python $<
 
 clean:
-	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf docs/_build $(filter-out %/one-step.svg,$(wildcard docs/_static/*.svg)) docs/_static/notebook build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage*

@@ -39,6 +39,8 @@ SAYS = {
     "dpftrl": r"64 steps, epsilon (2\.99\d|3\.000) ",
     "idpsgd": r"(.*\n){3}23 steps, epsilon strict (0\.99\d|1\.000), usual (1\.99\d|2\.000), open "
     r"(2\.99\d|3\.000) ",
+    "team_budget": r"3\.\d\d of 8 are spent, \d more such runs have room\n23 steps, epsilon "
+    r"(2\.99\d|3\.000) ",
     "individual_filter": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "dp_adam": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",

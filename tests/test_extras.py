@@ -1,5 +1,6 @@
 """Packages of an extra are imported where they are used, or the extra is named."""
 
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from dpfy.errors import DpfyError, MissingExtra
 from dpfy.planning.plots import draw_contours
 from dpfy.reporting import report
 from dpfy.run.callbacks import TensorBoardLog
+from dpfy.run.loggers import MlflowLog, WandbLog
 
 
 @pytest.fixture
@@ -82,6 +84,14 @@ def test_tensorboard_needs_its_extra(without):
     without("tensorboard")
     with names("tensorboard"):
         TensorBoardLog.check()
+
+
+def test_trackers_need_their_extras(without, tmp_path):
+    without("mlflow", "wandb")
+    with names("mlflow"):
+        MlflowLog("sqlite:///mlflow.db")
+    with names("wandb"):
+        WandbLog(tmp_path)
 
 
 def test_scattering_needs_rich_only_for_its_progress_bar(without):
@@ -157,3 +167,28 @@ def test_the_service_needs_its_packages(package):
     code = f"import sys; sys.modules['{package}'] = None; import dpfy.ensembles, dpfy.serving"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_service_of_a_book_needs_its_packages(package):
+    code = f"import sys; sys.modules['{package}'] = None; import dpfy.budgets.service"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+def test_a_client_of_a_book_needs_no_database():
+    code = """
+import sys
+for name in ("sqlalchemy", "starlette", "uvicorn"):
+    sys.modules[name] = None
+import dpfy
+for address in ("https://budget.example", "sqlite:///team.db"):
+    try:
+        dpfy.BudgetBook.open(address)
+    except dpfy.errors.DpfyError as error:
+        print(error)
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "DPFY_BUDGET_TOKEN"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
+    asked, refused = done.stdout.splitlines()
+    assert "DPFY_BUDGET_TOKEN" in asked and "pip install 'dpfy[budget]'" in refused, done.stderr

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy.errors import InvalidArgument
 
 
@@ -50,6 +51,9 @@ class Interval(NamedTuple):
     def to_json(self) -> Any:
         """Return the interval as plain JSON values."""
         return list(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 class GroupInterval(Interval):

@@ -486,7 +486,7 @@ class _RenyiProfile:
         """Return the bracket of ε at ``delta``."""
         part = delta / len(self.orders)
         ceiling = max(
-            _renyi_epsilon(order, limit, part)
+            renyi_epsilon(order, limit, part)
             for order, limit in zip(self.orders, self.limits, strict=True)
         )
         if ceiling <= 0 or self.delta(0.0).upper <= delta:
@@ -515,11 +515,11 @@ class _ZcdpProfile:
     def epsilon(self, delta: float) -> Interval:
         """Return the bracket of ε at ``delta``."""
         return Interval(
-            0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta)))
+            0.0, max(0.0, _best(lambda order: renyi_epsilon(order, order * self.rho, delta)))
         )
 
 
-def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
+def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
     """Return ε at ``delta`` of a divergence (Canonne, Kamath & Steinke 2020, Proposition 12)."""
     return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
@@ -531,7 +531,7 @@ def _log_delta(order: float, divergence: float, epsilon: float) -> float:
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
     """Return the divergence whose ε at ``delta`` is ``epsilon``, rounded down."""
-    overhead = _renyi_epsilon(order, 0.0, delta)
+    overhead = renyi_epsilon(order, 0.0, delta)
     return epsilon - overhead - 4e-15 * (epsilon + abs(overhead))
 
 

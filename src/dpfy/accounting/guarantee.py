@@ -7,6 +7,7 @@ from functools import cached_property
 from types import ModuleType
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Bound
 from dpfy.accounting.known_samples import as_if_known
@@ -68,6 +69,9 @@ class Guarantee:
             f"<Guarantee: {self.steps:,} {self.counted} by {self.method}, per {self.unit}, "
             f"{self.relation}{private}; .epsilon(delta) has the interval of ε>"
         )
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     @property
     def steps(self) -> int:

@@ -78,6 +78,15 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Server": ("token", "host", "port", "workers"),
         "Limits": ("body", "rows", "rate"),
     },
+    ("budget", "create"): {
+        "Budget": ("epsilon", "delta", "unit", "relation", "tranche", "part", "reference"),
+        "Book and output": ("book", "description", "as_json"),
+    },
+    ("budget", "serve"): {
+        "Server": ("book", "host", "port"),
+        "Encryption": ("certfile", "keyfile", "behind_proxy"),
+        "Limits": ("body", "rate"),
+    },
     ("plan", "correlated"): {
         "Private run": ("records", "batch_size", "epochs", "epsilon", "delta", "relation"),
         "Optimizer": ("momentum", "decay"),

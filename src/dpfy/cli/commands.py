@@ -9,6 +9,7 @@ from dpfy import __version__
 from dpfy.cli._panels import group_options
 from dpfy.cli.account import account
 from dpfy.cli.audit import audit
+from dpfy.cli.budget import budget_app
 from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
@@ -53,6 +54,7 @@ _app.command()(pate)
 _app.command()(predict)
 _app.command()(serve)
 _app.command()(init)
+_app.add_typer(budget_app, name="budget")
 _app.add_typer(data_app, name="data")
 _app.add_typer(ledger_app, name="ledger")
 _app.add_typer(plan_app, name="plan")

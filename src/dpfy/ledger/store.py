@@ -68,10 +68,10 @@ class MemoryStore:
     """
 
     durable = False
-    name = "the in-memory ledger"
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    def __init__(self, data: bytes = b"", name: str = "the in-memory ledger") -> None:
+        self._data = bytearray(data)
+        self.name = name
 
     def marks(self) -> list[Mark]:
         """Return nothing, because nobody else can have changed the lines."""

@@ -145,3 +145,23 @@ def _breakable(text: str) -> str:
 
 def _escape(text: str) -> str:
     return html.escape(text, quote=True)
+
+
+def opening(report: "Report") -> tuple[str, str]:
+    """Return the card of a report, and its figures."""
+    return _summary(report), _figures(report)
+
+
+def tables(report: "Report") -> tuple[str, ...]:
+    """Return the tables of a report."""
+    return tuple(table(each) for each in layout.tables(report) if each.rows)
+
+
+def table(shown: Table) -> str:
+    """Return one table with its title."""
+    return _table(shown)
+
+
+def escaped(text: str) -> str:
+    """Return text that a page shows as it is."""
+    return _escape(text)

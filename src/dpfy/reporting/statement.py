@@ -15,7 +15,7 @@ from dpfy.accounting import (
     RenyiFilter,
     ZcdpFilter,
 )
-from dpfy.reporting import label_words
+from dpfy.reporting import budgets, label_words
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -173,6 +173,7 @@ def statement(
             "1",
         ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
+        Item("dataset_budget", "Budget of the data set", budgets.state(facts, record), "2a"),
         Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
         Item("adjacency", "Adjacency", _adjacency(record, costs), "2d"),
