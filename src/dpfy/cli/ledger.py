@@ -16,6 +16,7 @@ from dpfy.cli._options import AnchorOption, LedgerArgument, ledger_file
 from dpfy.errors import LedgerError, UnsupportedEvent
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
+from dpfy.ledger.grant import facts_of
 from dpfy.ledger.individual import group_policies
 
 ledger_app = typer.Typer(help="Verify and show ledgers.", no_args_is_help=True)
@@ -117,6 +118,7 @@ def _header_table(ledger: Ledger) -> Table:
             "registered steps": str(planned) if planned else "none",
             **{name: canonical_json(header[name]).decode() for name in ("guard", "filter", "plan")},
             "strict": "yes" if ledger.header.strict else "no",
+            **({"paid for by": facts_of(grant)} if (grant := ledger.header.grant) else {}),
         }
     if groups := _groups(ledger):
         rows["groups"] = groups
