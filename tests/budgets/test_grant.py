@@ -66,11 +66,11 @@ def test_going_on_after_a_kill_costs_what_the_ledger_does_not_show(book, grant, 
     cut_short(grant, tmp_path / "run.dpl", 5)
     before = book.show(DATASET).reserved
     book.reopen(grant, tmp_path / "run.dpl")
-    book.reopen(grant, tmp_path / "run.dpl")  # once more costs the same again, as nobody knows
+    book.reopen(grant, tmp_path / "run.dpl")  # as when the answer was lost: it is paid for once
     with opened(grant, tmp_path / "run.dpl") as ledger:
         take(ledger, STEPS - 5)
     assert grant.show().state is State.SETTLED
-    together = STEPS + 2 * (STEPS - 5)
+    together = STEPS + (STEPS - 5)
     record = book._backend._store.read(lambda view: view.last_of_grant(grant.id)).body["grant"]
     unit = grant.terms.cost[3] // STEPS
     assert record["charged"][3] == together * unit

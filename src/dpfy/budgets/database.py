@@ -204,9 +204,9 @@ class Database:
             declaration = _declaration(book, record.dataset)
             record.expect(State.ACTIVE)
             _expect_bound(found, record)
-            if found.ended_session == record.sessions:
-                return _told(book, entry)  # its end is known
             head = Head(found.lines, found.head_hash)
+            if found.ended_session == record.sessions or (record.reopened and head == record.head):
+                return _told(book, entry)  # its end is known, or it was paid for
             reopened = record.repaid(used, head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
@@ -225,11 +225,13 @@ class Database:
 
     def open_tranche(self, name: str) -> DatasetState:
         """Open the next tranche of a data set."""
+        opened = self.show(name).opened
 
         def change(book: Transaction) -> DatasetState:
-            dataset = _dataset(book, name, _declaration(book, name)).opening()
-            body = {"record": dataset.to_json()}
-            book.append("open_tranche", body, actor=self._actor, dataset=name)
+            dataset = _dataset(book, name, _declaration(book, name))
+            if dataset.opened == opened:  # or it was done before the connection was lost
+                body = {"record": dataset.opening().to_json()}
+                book.append("open_tranche", body, actor=self._actor, dataset=name)
             return _shown(book, name)
 
         return self._store.write(change)

@@ -131,8 +131,8 @@ class GrantRecord:
             raise GrantRefused(
                 f"Run {self.sessions} on the ledger of grant {self.id} has no known end in this "
                 "ledger: it was killed, is still running, or the folder is an older copy, whose "
-                "steps would be taken twice. Reopen the grant, which reserves the rest of its "
-                "envelope once more, or forfeit it."
+                "steps would be taken twice. Reopen the grant (dpfy budget reopen), which reserves "
+                "the rest of its envelope once more, or forfeit it."
             )
         return replace(
             self,
