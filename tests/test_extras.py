@@ -146,10 +146,30 @@ def test_a_command_that_draws_says_so_before_it_computes(
     assert stopped.value.code == 1 and "'dpfy[report]'" in err and err.count("\n") == 1
 
 
+def test_synthetic_tables_need_mbi_before_anything_is_spent(without, tmp_path):
+    from dpfy.tabular import Column, Schema
+
+    without("mbi")
+    synthesizer = dpfy.Synthesizer("mst", Schema((Column("x", bounds=(0, 1)),)), epsilon=1.0)
+    with names("synth"):
+        synthesizer.fit({"x": [0.5]}, tmp_path / "t.dpl")
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
     without("pyarrow")
     with names("arrow"):
         dpfy.data.ArrowRecords(tmp_path / "train.arrow", ["x"])
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_page_needs_its_packages(package):
+    code = (
+        f"import sys; sys.modules['{package}'] = None; "
+        "from dpfy.cli.app import main; main(['page'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[page]'" in done.stderr
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

@@ -284,6 +284,32 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         object.__setattr__(self, "rho", _validate.positive("rho", self.rho))
         _validate.real("numerical_delta", self.numerical_delta, 0, 1, open_high=True)
 
+    @classmethod
+    def within(cls, epsilon: float, delta: float) -> Self:
+        """Return the filter with the largest ρ whose claim at ``delta`` is at most ``epsilon``.
+
+        Args:
+            epsilon: ε, above 0.
+            delta: δ, between 0 and 1, both excluded.
+
+        Returns:
+            The filter.
+
+        Raises:
+            InvalidArgument: ``epsilon`` or ``delta`` is out of range.
+
+        >>> round(ZcdpFilter.within(epsilon=1.0, delta=1e-9).rho, 4)
+        0.015
+        """
+        epsilon = _validate.epsilon(epsilon)
+        _validate.delta(delta)
+
+        def excess(log_rho: float) -> float:
+            return cls(math.exp(log_rho)).profile_of(1.0).epsilon(delta).upper - epsilon
+
+        root = brentq(excess, math.log(epsilon) - 60, math.log(epsilon + 100), xtol=1e-9)
+        return cls(math.exp(root - 1e-8))
+
     @property
     def limits(self) -> tuple[float, ...]:
         """ρ."""

@@ -40,6 +40,12 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Curves": ("rates", "batch_sizes", "clip", "plot"),
         "Accounting and output": ("method", "relation", "as_json"),
     },
+    ("synth",): {
+        "Budget": ("epsilon", "delta"),
+        "Method": ("method", "target"),
+        "Columns": ("schema", "bins", "whole"),
+        "Files and output": ("out", "rows"),
+    },
     ("plan", "strategy"): {
         "Public trials": ("public", "model", "data_dir", "small_batch", "steps", "learning_rate"),
         "Private run": ("records", "epsilon", "delta", "batch_size", "epochs"),

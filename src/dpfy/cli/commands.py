@@ -19,12 +19,14 @@ from dpfy.cli.epsilon import epsilon
 from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.page import page
 from dpfy.cli.pate import pate
 from dpfy.cli.plan import plan_app
 from dpfy.cli.predict import predict
 from dpfy.cli.report import report
 from dpfy.cli.schema import schema_app
 from dpfy.cli.serve import serve
+from dpfy.cli.synth import synth
 from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 
@@ -45,9 +47,11 @@ _app.command()(audit)
 _app.command()(inspect_data)
 _app.command()(describe)
 _app.command()(report)
+_app.command()(page)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)
+_app.command()(synth)
 _app.command()(pate)
 _app.command()(predict)
 _app.command()(serve)
