@@ -117,7 +117,7 @@ def valid(target):
     head = {"count": 1, "hash": "0" * 64}
     return {
         "/datasets": declared.to_json(),
-        "/datasets/admissions/tranches": {"opened": 2},
+        "/datasets/admissions/tranches": {"opened": 1},
         "/grants": {
             "dataset": "admissions",
             "envelope": envelope_to_json(PLAN.envelope),

@@ -50,7 +50,7 @@ class BudgetBook:
     >>> plan = dpfy.dpsgd(rate=0.01, divisor=600, steps=100, noise_multiplier=1.0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with BudgetBook.open(f"sqlite:///{folder}/team.db") as book:
-    ...         book.create("admissions-2026", unit="record", epsilon=8.0, delta=1e-6)
+    ...         state = book.create("admissions-2026", unit="record", epsilon=8.0, delta=1e-6)
     ...         grant = book.reserve("admissions-2026", plan, purpose="readmission")
     ...         book.show("admissions-2026").grants[0].state
     <State.RESERVED: 'reserved'>
@@ -324,7 +324,7 @@ class BudgetBook:
         Raises:
             GrantRefused: if all are open.
         """
-        return self._backend.open_tranche(name)
+        return self._backend.open_tranche(name, self.show(name).opened)
 
     def log(self, name: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Yield the entries of one data set, or of all, in order.

@@ -223,12 +223,15 @@ class Database:
         """Free what was kept for a grant that no run has begun under."""
         return self._ended(grant, State.WITHDRAWN, (State.RESERVED,), "")
 
-    def open_tranche(self, name: str) -> DatasetState:
-        """Open the next tranche of a data set."""
-        opened = self.show(name).opened
+    def open_tranche(self, name: str, opened: int) -> DatasetState:
+        """Open the next tranche of a data set of which so many are open."""
 
         def change(book: Transaction) -> DatasetState:
             dataset = _dataset(book, name, _declaration(book, name))
+            if dataset.opened not in (opened, opened + 1):
+                raise GrantRefused(
+                    f"{dataset.opened} tranches of {name!r} are open, got {opened}. Look again."
+                )
             if dataset.opened == opened:  # or it was done before the connection was lost
                 body = {"record": dataset.opening().to_json()}
                 book.append("open_tranche", body, actor=self._actor, dataset=name)

@@ -239,11 +239,15 @@ def test_a_tranche_is_opened_once_by_a_request_that_comes_twice(team):
     )
     team.ask("root", "POST", "/datasets", declared.to_json())
     for _ in range(2):
-        found = team.ask("root", "POST", "/datasets/visits/tranches", {"opened": 2})
+        found = team.ask("root", "POST", "/datasets/visits/tranches", {"opened": 1})
         assert found[0] == 200 and found[1]["opened"] == 2
-    for wrong in (1, 4, True, "3", None):
+    for wrong in (3, 10**6):
+        found = team.ask("root", "POST", "/datasets/visits/tranches", {"opened": wrong})
+        assert code(found) == (409, "grant_refused")
+    for wrong in (0, True, "3", None):
         found = team.ask("root", "POST", "/datasets/visits/tranches", {"opened": wrong})
         assert code(found) == (400, "invalid_argument")
+    assert team.book("carl").show("visits").opened == 2
 
 
 def test_a_run_is_settled_by_its_ledger(team, tmp_path):
