@@ -21,18 +21,23 @@ ROOT = Path(__file__).parents[1]
 HARD = {"torch", "numpy", "scipy", "cryptography", "safetensors"}
 EXTRAS = {  # what a part of dpfy needs that one can do without
     "arrow": {"pyarrow"},
+    "budget": {"sqlalchemy"},
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
+    "page": {"starlette", "uvicorn"},
+    "postgresql": {"psycopg"},
     "report": {"matplotlib"},
     "service": {"starlette", "uvicorn"},
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }
 FRAMEWORKS = {  # what frameworks and trackers need; no part of dpfy[all]
+    "flower": {"flwr"},
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
     "mlflow": {"alembic", "mlflow-skinny", "sqlalchemy"},
+    "synth": {"jax", "mbi"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
 }

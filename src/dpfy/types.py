@@ -14,14 +14,16 @@ from dpfy.errors import InvalidArgument
 
 
 class Unit(StrEnum):
-    """The unit of privacy: one record, all that one user contributed, or the label of one record.
+    """The unit of privacy: a record, all that a user contributed, a record's label, or a report.
 
-    Where labels are the unit, features and the number of records are public.
+    Where labels are the unit, features and the number of records are public. A report is what one
+    person sends of a value that nobody else sees; who reports, and how often, is public.
     """
 
     RECORD = "record"
     USER = "user"
     LABEL = "label"
+    REPORT = "report"
 
 
 class Relation(StrEnum):

@@ -110,7 +110,7 @@ def test_a_guarantee_shows_all_registered_steps_beside_those_on_record(run):
 def test_a_run_shows_its_ledger_and_nothing_else(run):
     """The engine, metrics, sizes and the model are not on record in this way, nor are they here."""
     run.measured(0.123456, "secret metric")
-    live = run._repr_html_()
+    live = type(run)._repr_html_(run)
     read = Ledger.read(run.ledger.path)
     assert live == read._repr_html_().replace("Ledger: run.dpl", "Run: run.dpl")
     page = shown(run)

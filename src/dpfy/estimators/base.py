@@ -17,6 +17,7 @@ from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_
 from dpfy.estimators.reports import SUMS, count_ground, write_report
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
 from dpfy.reporting.notebook import TEST_KEY, card, framed
 from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 
@@ -36,7 +37,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     epsilon: float
     delta: float | str
-    ledger: Ledger | str | os.PathLike[str] | None
+    ledger: Ledger | str | os.PathLike[str] | Booking | None
     relation: str
     records: int | None
     insecure_test_key: int | bytes | None
@@ -197,6 +198,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                     "to save a fitted model."
                 )
             state["ledger"] = str(path)
+        if isinstance(state.get("ledger"), Booking):
+            state["ledger"] = str(state["ledger"].path)
         return state
 
     def __sklearn_tags__(self) -> Any:

@@ -33,6 +33,7 @@ from dpfy.estimators.plots import drawn_in_place
 from dpfy.estimators.scores import ScoringClassifier
 from dpfy.estimators.shapes import FeatureFunction, plot_functions
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class ExplainableBoosting(ScoringClassifier):
         leaves: int = 5,
         max_bins: int = 32,
         random_state: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

@@ -16,6 +16,7 @@ from dpfy.accounting import Guarantee
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.reports import write_report
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.reporting.notebook import framed
 
 _HEADER = ("column", "statistic", "value", "± noise")
@@ -99,7 +100,7 @@ class Summary:
     guarantee: Guarantee = field(repr=False)
     delta: float
     parameters: Mapping[str, Any] = field(repr=False)
-    ledger: Ledger | str | os.PathLike[str] = field(repr=False, compare=False)
+    ledger: Ledger | str | os.PathLike[str] | Booking = field(repr=False, compare=False)
 
     def __getitem__(self, name: str) -> ColumnSummary:
         """Return the summary of a column.

@@ -4,12 +4,11 @@ Tests: tests/reporting/test_document.py.
 """
 
 from dpfy.ledger.basis import Ground, Kind, grounds_in
-from dpfy.reporting import label_words
+from dpfy.reporting import budgets, label_words
 from dpfy.reporting.basis import NOT_RECORDED
 from dpfy.reporting.costs import Costs
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
 from dpfy.reporting.groups import CHANGES, LABELS
-from dpfy.reporting.modes import KEY_OF_PARTS
 from dpfy.reporting.numbers import delta_text
 from dpfy.reporting.record import LedgerRecord
 from dpfy.reporting.statement import Item
@@ -132,7 +131,7 @@ def _key(record: LedgerRecord, costs: Costs) -> Item:
     own = (
         f"{fresh}; noise and samples are drawn from a cipher under it."
         if record.mode is None
-        else f"{fresh}; noise is drawn from a cipher under it. {KEY_OF_PARTS}"
+        else f"{fresh}; noise is drawn from a cipher under it. {record.mode.key}".strip()
     )
     text = (
         own
@@ -451,8 +450,7 @@ def exclusions(facts: RunFacts, record: LedgerRecord, costs: Costs) -> tuple[Ite
         Item(
             "other_ledgers",
             "Other ledgers on the same data",
-            "Costs add up: releases recorded in another ledger on the same people compose with "
-            "this one.",
+            budgets.OTHERS_UNKNOWN if record.grant is None else budgets.OTHERS_KNOWN,
         ),
         Item(
             "rollback",

@@ -9,6 +9,7 @@ from typing import Any
 from dpfy._notebook import html_of
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
 from dpfy.reporting import conditions, html, markdown, model_card, statement
 from dpfy.reporting.basis import grounds
 from dpfy.reporting.costs import Costs
@@ -153,7 +154,7 @@ class Report:
 
 
 def report(
-    ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None
+    ledger: Ledger | str | os.PathLike[str] | Booking, delta: float, facts: RunFacts | None = None
 ) -> Report:
     """Return the privacy report of a ledger at ``delta``.
 

@@ -20,8 +20,10 @@ from dpfy.checks.probe import check_collation
 from dpfy.errors import InvalidArgument, LedgerFinished
 from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
+from dpfy.gradients.sharded.engine import engines_of
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.ledger.grant import Booking, Grant
 from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
@@ -57,6 +59,7 @@ from dpfy.run.sampling_strategy import (
     SamplingStrategy,
     ScheduledSampling,
 )
+from dpfy.run.sharding import Division, check_plan
 from dpfy.run.strict import strict_engine
 from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
@@ -67,7 +70,7 @@ def privatize(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     data: Any,
     plan: Plan,
-    ledger: str | Path | Ledger = "run.dpl",
+    ledger: str | Path | Ledger | Booking = "run.dpl",
     *,
     max_physical_batch: int | None = None,
     engine: str = "auto",
@@ -85,6 +88,7 @@ def privatize(
     rows_per_user: int | None = None,
     group_of: Any = None,
     strict: bool = False,
+    grant: Grant | None = None,
 ) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger.
 
@@ -103,7 +107,8 @@ def privatize(
         whose
             guard then admits or refuses every step before records are read, and whatever your own
             code reserves with ``run.ledger.reserve``.
-        ledger: the file of the ledger, or an open one. Default: ``run.dpl``.
+        ledger: the file of the ledger, an open one, or what :meth:`dpfy.BudgetBook.pay_for`
+            returned. Default: ``run.dpl``.
         max_physical_batch: the most rows in memory at once; it changes rounding errors only.
         Default:
             as many as suit the engine.
@@ -143,6 +148,9 @@ def privatize(
             docs/how-to/individual-budgets.md.
         strict: whether to refuse whatever rests on an allowance instead of a proof; see
             docs/how-to/engines.md. Default: False.
+        grant: the grant of a :class:`~dpfy.budgets.BudgetBook` that pays for the run from the
+            budget of its data set. Default: none, so that what other runs spent on the same records
+            is not known.
 
     Returns:
         The run; iterate over it for batches.
@@ -154,6 +162,7 @@ def privatize(
         declared.
         LedgerFinished: if all steps of the plan were spent on the ledger before.
         LedgerError: if the ledger cannot be opened or belongs to another plan.
+        BookError: if the book does not let the run begin.
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
@@ -163,6 +172,9 @@ def privatize(
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.choice("if_exists", if_exists, ("continue", "new"))
     _validate.count("num_workers", num_workers, minimum=0)
+    division = Division.of(model)
+    if division is not None:
+        check_plan(plan, engine)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
@@ -178,8 +190,9 @@ def privatize(
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
     ranks = Ranks.present()
+    own_noise = (lambda stream: stream) if division is None else ranks.own
     streams = Streams(
-        noise=SecureStream(insecure_test_key, purpose="noise"),
+        noise=own_noise(SecureStream(insecure_test_key, purpose="noise")),
         sampling=SecureStream(insecure_test_key, purpose="sampling"),
         training=ranks.own(SecureStream(insecure_test_key, purpose="training")),
     )
@@ -221,11 +234,13 @@ def privatize(
             }
         )
         ranks.share([*model.parameters(), *model.buffers()])
+        if division is not None:
+            division.share(model)
     with ranks.together():
         if if_exists == "new" and ranks.first:
             ledger = new_path(ledger, anchor)
         opened = (
-            open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict)
+            open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict, grant)
             if ranks.first
             else None
         )
@@ -235,6 +250,8 @@ def privatize(
             plan, streams.sampling, engine, ranks.size, parameters, groups, opened, len(records)
         )
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
+        if division is not None:
+            engines = engines_of(division.gathering)
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
             plan=plan,
@@ -254,6 +271,7 @@ def privatize(
             record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
+            division=division,
         )
         if announce and (taken >= plan.steps or is_exhausted(context)):
             raise LedgerFinished(nothing_left(plan, ledger, taken))
