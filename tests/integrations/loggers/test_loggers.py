@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,8 +147,10 @@ def raw_records(data: bytes) -> Iterator[bytes]:
         if left < 7:
             place += left
             continue
-        size, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        size, kind = struct.unpack("<HB", data[place + 4 : place + 7].ljust(3, b"\0"))
         record += data[place + 7 : place + 7 + size]
+        if place + 7 + size > len(data):
+            return  # it is being written
         place += 7 + size
         if kind in (1, 4):  # whole, or the last fragment
             yield record
@@ -159,8 +162,14 @@ def wandb_records(folder: Path) -> tuple[list[dict], str]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    found = [Record.FromString(each) for each in raw_records(file.read_bytes())]
-    kinds = {each.WhichOneof("record_type") for each in found}
+    patience = time.monotonic() + 300
+    while True:  # the package's own process writes the end after it was told to finish
+        found = [Record.FromString(each) for each in raw_records(file.read_bytes())]
+        kinds = {each.WhichOneof("record_type") for each in found}
+        if "exit" in kinds:
+            break
+        assert time.monotonic() < patience, f"the file has no end, only {kinds}"
+        time.sleep(0.05)
     assert not kinds & {"stats", "output", "output_raw"}, kinds  # these follow private samples
     rows = [
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row.item}
