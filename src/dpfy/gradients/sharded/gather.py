@@ -8,7 +8,7 @@ gathered again on the way back.
 Every process gathers in the same order, which synthetic records show. A pass that ends before its
 time, because a record raised, gathers the rest for the others' sake.
 
-Tests: tests/gradients/sharded/test_gather.py.
+Tests: tests/run/test_sharding.py.
 """
 
 from collections.abc import Callable, Iterator

@@ -4,7 +4,7 @@
 but fewer, or none, to the last ones. So rows have exactly one owner, and a copy of it in each
 replica where the mesh has two dimensions.
 
-Tests: tests/gradients/sharded/test_rows.py.
+Tests: tests/run/test_sharding.py.
 """
 
 import math
