@@ -1,5 +1,9 @@
-"""Leave out what needs other frameworks, unless `make test-integrations` asks for it."""
+"""Leave out what needs other frameworks, unless a target that has them asks for it."""
 
 import os
 
-collect_ignore = [] if "DPFY_TEST_INTEGRATIONS" in os.environ else ["src/dpfy/integrations"]
+collect_ignore = []
+if "DPFY_TEST_INTEGRATIONS" not in os.environ:
+    collect_ignore += ["src/dpfy/integrations/huggingface", "src/dpfy/integrations/lightning"]
+if "DPFY_TEST_FLOWER" not in os.environ:
+    collect_ignore += ["src/dpfy/integrations/flower"]

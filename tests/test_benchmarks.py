@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks import small_step, step_stages
 from benchmarks.engines import contenders as field, measure, table
 from benchmarks.engines.measure import Figure, Settings
 from benchmarks.engines.workloads import LARGE, WORKLOADS, TextLstm, TextTransformer, Workload
+from benchmarks.step_stages import Stages
 from torch import nn
 
 import dpfy
@@ -350,3 +352,24 @@ def test_update_replaces_what_stands_between_the_marks(
     page.write_text("no marks", encoding="utf-8")
     with pytest.raises(ValueError, match="no marks"):
         table.update(page)
+
+
+def test_a_stage_has_the_time_of_its_own_and_not_of_those_inside_of_it():
+    ticks = iter([0.0, 1.0, 3.0, 6.0, 10.0, 10.0, 15.0, 24.0])
+    stages = Stages(lambda: next(ticks))
+    with stages.step():
+        stages.enter("outer")
+        stages.enter("inner")
+        stages.leave()
+        stages.leave()
+    with stages.step():
+        pass
+    assert stages.milliseconds() == {"the rest": 5e3, "inner": 1.5e3, "outer": 3e3}
+
+
+def test_every_stage_of_a_small_step_is_found(tmp_path, monkeypatch):
+    """A function that was renamed, or that a step does not call any more, would be missing."""
+    monkeypatch.chdir(tmp_path)
+    found = small_step.stages_of(1)
+    assert {*found} == {"the rest", *(stage for stage, _, _ in step_stages.CALLS)}
+    assert all(duration > 0 for duration in found.values())

@@ -112,6 +112,8 @@ SEARCHED = {
     "hyperparameter tuning": "tune",
     "training loop": "own-loop",
     "TensorBoard": "callbacks",
+    "MLflow": "callbacks",
+    "Weights & Biases": "callbacks",
     "Slurm": "jobs",
     "scikit-learn": "estimators",
     "DP-FTRL": "correlated-noise",

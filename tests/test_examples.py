@@ -39,6 +39,8 @@ SAYS = {
     "dpftrl": r"64 steps, epsilon (2\.99\d|3\.000) ",
     "idpsgd": r"(.*\n){3}23 steps, epsilon strict (0\.99\d|1\.000), usual (1\.99\d|2\.000), open "
     r"(2\.99\d|3\.000) ",
+    "team_budget": r"3\.\d\d of 8 are spent, \d more such runs have room\n23 steps, epsilon "
+    r"(2\.99\d|3\.000) ",
     "individual_filter": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "dp_adam": r"23 steps, epsilon (2\.99\d|3\.000) ",
     "noisy_max": r"step 1: length [\d.]+, noise [\d.]+\n(.*\n)+\d+ gradients, epsilon 3\.000, ",
@@ -52,6 +54,10 @@ SAYS = {
 PROGRAMS = {
     # Five runs had 81 to 92 % right, with a standard deviation of 4 %.
     "pate": r"16 labels, epsilon (2\.99\d|3\.000) at delta 1e-5, public accuracy [5-9]\d\.\d%",
+    # Three epochs in nine rounds; five runs had 75 to 85 % right, labels at random have 10 %.
+    "federated": r"9 rounds, epsilon (2\.99\d|3\.000) at delta 1e-5, public accuracy [5-9]\d\.\d%",
+    # Four runs had 81.7 to 83.3 % of public digits right by what they learnt of generated ones.
+    "private_gan": r"337 steps, epsilon (2\.99\d|3\.000) .*, public accuracy [5-9]\d\.\d%",
     "sharded": r"23 steps, epsilon (2\.99\d|3\.000), public accuracy [5-9]\d\.\d%",
     "private_prediction": r"the budget buys 16 answers\none more is refused\n\d+ of 16 right, "
     r"epsilon (2\.99\d|3\.000) ",

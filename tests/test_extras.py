@@ -1,5 +1,6 @@
 """Packages of an extra are imported where they are used, or the extra is named."""
 
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from dpfy.errors import DpfyError, MissingExtra
 from dpfy.planning.plots import draw_contours
 from dpfy.reporting import report
 from dpfy.run.callbacks import TensorBoardLog
+from dpfy.run.loggers import MlflowLog, WandbLog
 
 
 @pytest.fixture
@@ -84,6 +86,14 @@ def test_tensorboard_needs_its_extra(without):
         TensorBoardLog.check()
 
 
+def test_trackers_need_their_extras(without, tmp_path):
+    without("mlflow", "wandb")
+    with names("mlflow"):
+        MlflowLog("sqlite:///mlflow.db")
+    with names("wandb"):
+        WandbLog(tmp_path)
+
+
 def test_scattering_needs_rich_only_for_its_progress_bar(without):
     import torch
 
@@ -136,6 +146,16 @@ def test_a_command_that_draws_says_so_before_it_computes(
     assert stopped.value.code == 1 and "'dpfy[report]'" in err and err.count("\n") == 1
 
 
+def test_synthetic_tables_need_mbi_before_anything_is_spent(without, tmp_path):
+    from dpfy.tabular import Column, Schema
+
+    without("mbi")
+    synthesizer = dpfy.Synthesizer("mst", Schema((Column("x", bounds=(0, 1)),)), epsilon=1.0)
+    with names("synth"):
+        synthesizer.fit({"x": [0.5]}, tmp_path / "t.dpl")
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
     without("pyarrow")
     with names("arrow"):
@@ -143,7 +163,42 @@ def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_page_needs_its_packages(package):
+    code = (
+        f"import sys; sys.modules['{package}'] = None; "
+        "from dpfy.cli.app import main; main(['page'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[page]'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_the_service_needs_its_packages(package):
     code = f"import sys; sys.modules['{package}'] = None; import dpfy.ensembles, dpfy.serving"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_service_of_a_book_needs_its_packages(package):
+    code = f"import sys; sys.modules['{package}'] = None; import dpfy.budgets.service"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[service]'" in done.stderr
+
+
+def test_a_client_of_a_book_needs_no_database():
+    code = """
+import sys
+for name in ("sqlalchemy", "starlette", "uvicorn"):
+    sys.modules[name] = None
+import dpfy
+for address in ("https://budget.example", "sqlite:///team.db"):
+    try:
+        dpfy.BudgetBook.open(address)
+    except dpfy.errors.DpfyError as error:
+        print(error)
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "DPFY_BUDGET_TOKEN"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
+    asked, refused = done.stdout.splitlines()
+    assert "DPFY_BUDGET_TOKEN" in asked and "pip install 'dpfy[budget]'" in refused, done.stderr

@@ -21,17 +21,25 @@ ROOT = Path(__file__).parents[1]
 HARD = {"torch", "numpy", "scipy", "cryptography", "safetensors"}
 EXTRAS = {  # what a part of dpfy needs that one can do without
     "arrow": {"pyarrow"},
+    "budget": {"sqlalchemy"},
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
+    "page": {"starlette", "uvicorn"},
+    "postgresql": {"psycopg"},
     "report": {"matplotlib"},
     "service": {"starlette", "uvicorn"},
     "tune": {"optuna"},
     "yaml": {"pyyaml"},
 }
-FRAMEWORKS = {  # what a room of dpfy.integrations needs; no part of dpfy[all]
+FRAMEWORKS = {  # what frameworks and trackers need; no part of dpfy[all]
+    "flower": {"flwr"},
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
+    "mlflow": {"alembic", "mlflow-skinny", "sqlalchemy"},
+    "synth": {"jax", "mbi"},
+    "tensorboard": {"tensorboard"},
+    "wandb": {"wandb"},
 }
 _LARGEST_SDIST = 1_500_000
 _LARGEST_FILE = 60_000  # of source: data or a figure that was swept in is larger
@@ -154,7 +162,8 @@ def test_metadata_states_the_licence_and_what_it_needs(unpacked: Path) -> None:
     assert required == HARD  # a new one is a decision: docs/decisions/dependencies.md
     # One that is imported and not installed breaks elsewhere; one that is installed and not
     # imported is a burden. Each of the others is behind an error that names the extra or package.
-    optional = {"pillow", "dp-accounting"}.union(*EXTRAS.values(), *FRAMEWORKS.values())
+    # Every notebook has IPython, and nothing else asks for it.
+    optional = {"pillow", "dp-accounting", "ipython"}.union(*EXTRAS.values(), *FRAMEWORKS.values())
     assert imported_distributions() - optional <= required <= imported_distributions()
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         account as account,
         calibrate_noise as calibrate_noise,
     )
+    from dpfy.budgets.book import BudgetBook as BudgetBook
     from dpfy.checks.explain import Explanation as Explanation, explain as explain
     from dpfy.checks.fix import batchnorm_statistics as batchnorm_statistics, fix as fix
     from dpfy.checks.mixing import check_data_set as check_data_set
@@ -24,11 +25,15 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.ensembles.teachers import Teachers as Teachers
     from dpfy.errors import (
         BatchAlreadyReleased as BatchAlreadyReleased,
+        BookDamaged as BookDamaged,
+        BookError as BookError,
+        BookUnavailable as BookUnavailable,
         BudgetExhausted as BudgetExhausted,
         CheckpointError as CheckpointError,
         DataError as DataError,
         DivergenceError as DivergenceError,
         DpfyError as DpfyError,
+        GrantRefused as GrantRefused,
         InvalidArgument as InvalidArgument,
         IsolationError as IsolationError,
         LedgerDamaged as LedgerDamaged,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
         UnsafeStorage as UnsafeStorage,
         UnsupportedEvent as UnsupportedEvent,
     )
+    from dpfy.federated.federate import federate as federate
     from dpfy.gradients.losses import Losses as Losses
     from dpfy.ledger import Ledger as Ledger
     from dpfy.mechanisms.controllers import (
@@ -79,13 +85,17 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
     from dpfy.run.export import export as export
+    from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
+    from dpfy.run.step_log import StepLog as StepLog
+    from dpfy.synthesis.synthesizer import Synthesizer as Synthesizer
     from dpfy.trainer.config import TrainConfig as TrainConfig
+    from dpfy.trainer.result import TrainingResult as TrainingResult
     from dpfy.trainer.saved import load_model as load_model
-    from dpfy.trainer.trainer import Trainer as Trainer, TrainingResult as TrainingResult
+    from dpfy.trainer.trainer import Trainer as Trainer
     from dpfy.types import (
         Budget as Budget,
         Interval as Interval,
@@ -95,17 +105,22 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
 
 _HOMES = {
     "accounting": ("Guarantee", "account", "calibrate_noise"),
+    "budgets.book": ("BudgetBook",),
     "ensembles.pate": ("pate",),
     "ensembles.predictor": ("PrivatePredictor",),
     "ensembles.student": ("semi_supervised",),
     "ensembles.teachers": ("Teachers",),
     "errors": (
         "BatchAlreadyReleased",
+        "BookDamaged",
+        "BookError",
+        "BookUnavailable",
         "BudgetExhausted",
         "CheckpointError",
         "DataError",
         "DivergenceError",
         "DpfyError",
+        "GrantRefused",
         "InvalidArgument",
         "IsolationError",
         "LedgerDamaged",
@@ -121,6 +136,7 @@ _HOMES = {
         "UnsafeStorage",
         "UnsupportedEvent",
     ),
+    "federated.federate": ("federate",),
     "ledger": ("Ledger",),
     "mechanisms.controllers": (
         "AdaClip",
@@ -141,14 +157,18 @@ _HOMES = {
     "checks.fix": ("batchnorm_statistics", "fix"),
     "gradients.losses": ("Losses",),
     "checks.mixing": ("check_data_set",),
+    "synthesis.synthesizer": ("Synthesizer",),
     "trainer.config": ("TrainConfig",),
     "run.callbacks": ("Callback", "CsvLog", "TensorBoardLog"),
     "run.progress": ("ProgressBar",),
+    "trainer.result": ("TrainingResult",),
     "trainer.saved": ("load_model",),
-    "trainer.trainer": ("Trainer", "TrainingResult"),
+    "trainer.trainer": ("Trainer",),
+    "run.loggers": ("MlflowLog", "WandbLog"),
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),
+    "run.step_log": ("StepLog",),
     "types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _get, __all__ = exports(__name__, _HOMES)

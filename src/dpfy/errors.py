@@ -54,6 +54,22 @@ class LedgerWriteFailed(LedgerError):
     """An append could not be made durable; nothing is released after it."""
 
 
+class BookError(DpfyError):
+    """A budget book cannot be used as asked; nothing in it was changed."""
+
+
+class BookDamaged(BookError):
+    """An entry of a budget book was edited or removed; the message names the entry."""
+
+
+class BookUnavailable(BookError):
+    """A budget book cannot be reached at the moment; what was asked may be asked again."""
+
+
+class GrantRefused(BookError):
+    """A grant does not permit what was asked: another run, ledger, unit or state than it is for."""
+
+
 class UnsafeStorage(LedgerError):
     """The file system lacks the locks or the fsync that a ledger rests on; the message says which.
 

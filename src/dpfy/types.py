@@ -9,18 +9,21 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy.errors import InvalidArgument
 
 
 class Unit(StrEnum):
-    """The unit of privacy: one record, all that one user contributed, or the label of one record.
+    """The unit of privacy: a record, all that a user contributed, a record's label, or a report.
 
-    Where labels are the unit, features and the number of records are public.
+    Where labels are the unit, features and the number of records are public. A report is what one
+    person sends of a value that nobody else sees; who reports, and how often, is public.
     """
 
     RECORD = "record"
     USER = "user"
     LABEL = "label"
+    REPORT = "report"
 
 
 class Relation(StrEnum):
@@ -48,6 +51,9 @@ class Interval(NamedTuple):
     def to_json(self) -> Any:
         """Return the interval as plain JSON values."""
         return list(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 class GroupInterval(Interval):

@@ -183,3 +183,17 @@ def test_an_error_quotes_no_cell(x, y, tmp_path):
     with pytest.raises((ValueError, TypeError)) as caught:
         estimator.fit(x, y)
     assert "7.25" not in str(caught.value) and not (tmp_path / "a.dpl").exists()
+
+
+def test_a_notebook_shows_declarations_and_the_guarantee_and_no_ledger_or_key(tmp_path):
+    schema = Schema((Column("<b>", bounds=(-1, 1)), Column("b", bounds=(-1, 1))))
+    options = {"schema": schema, "data_norm": None, "ledger": tmp_path / "mine.dpl"}
+    bundle = model(**options)._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert "Not fitted yet" in bundle["text/html"] and "mine.dpl" not in bundle["text/html"]
+    page = model(**options).fit({"<b>": X[:, 0], "b": X[:, 1]}, Y)._repr_html_()
+    assert "ε = 5.000 at δ = 1e-5" in page and "mine.dpl" not in page
+    assert "<b>" not in page and "&lt;b&gt;" in page and "<script" not in page
+    assert "<svg" in page  # the coefficients, with their noise
+    tested = model(insecure_test_key=271828).fit(X, Y)._repr_html_()
+    assert "NOT PRIVATE" in tested and "271828" not in tested and "ε = " not in tested

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dpfy.ledger import Ledger
 from dpfy.mechanisms.clipping import ClipEach
@@ -243,3 +244,65 @@ def test_a_step_reads_and_holds_its_sample_and_not_the_records(started):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**6 and 16 < data.asked < 160  # 64 expected: 1e-10 outside
+
+
+# What changes between steps
+
+
+def small_network():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def replace_activation(model):
+    model[1] = nn.ReLU()
+
+
+def replace_weight(model):
+    model[0].weight.data = model[0].weight.data.t().contiguous().t() * 3
+
+
+def freeze(model):
+    model[0].requires_grad_(False)
+
+
+def hook(model):
+    model[2].register_forward_hook(lambda module, given, output: output * 2)
+
+
+def put_forward(model):
+    model[0].forward = lambda x: 2 * nn.functional.linear(x, model[0].weight, model[0].bias)
+
+
+def set_flag(model):
+    model.factor = 3.0
+
+
+def widen(model):
+    model.double()
+
+
+@pytest.mark.parametrize(
+    "change", [replace_activation, replace_weight, freeze, hook, put_forward, set_flag, widen]
+)
+def test_a_step_sees_what_was_changed_since_the_last_one(started, change):
+    """Whatever is kept from step to step, the next one is of the model and the loss as they are."""
+
+    def released(engine, change):
+        model = small_network()
+        model.factor = 1.0
+        s = started(ROWS, model=model, clip=100.0, engine=engine, steps=3)
+        dtype = lambda: next(model.parameters()).dtype  # noqa: E731
+
+        def loss(x):
+            return model.factor * model(x.to(s.device, dtype())).squeeze(1).square()
+
+        s.release(loss)
+        s.release(loss)
+        change(model)
+        return s.release(loss)
+
+    found, wanted = released("auto", change), released("loop", change)
+    assert found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    before = released("auto", lambda model: None)
+    assert change is widen or found.shape != before.shape or not torch.allclose(found, before)

@@ -1,16 +1,16 @@
 """The service over HTTP: who may ask, how much, and what comes back."""
 
-import asyncio
 import json
 import logging
 
+import asgi
 import numpy as np
 import pytest
 
 from dpfy import PrivatePredictor
 from dpfy.errors import LedgerDamaged, LedgerLocked
 from dpfy.serving import Limits, make_app
-from dpfy.serving.tokens import digest_of
+from dpfy.web.tokens import digest_of
 
 SECRET = 417.25  # what the teachers know, and nothing may show
 BEARER = {"authorization": "Bearer right"}
@@ -35,34 +35,7 @@ def app(predictor):
 
 
 def call(app, method, path, body=b"", headers=BEARER, parts=None):
-    """Return the status and the parsed body of one request, as a server would make it."""
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-    }
-    waiting = list(parts if parts is not None else [body])
-    sent = []
-
-    async def receive():
-        if not waiting:
-            await asyncio.sleep(3600)  # a client that never ends
-        part = waiting.pop(0)
-        more = bool(waiting) or parts is not None
-        return {"type": "http.request", "body": part, "more_body": more}
-
-    async def send(message):
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    text = b"".join(each.get("body", b"") for each in sent)
-    return sent[0]["status"], json.loads(text)
+    return asgi.call(app, method, path, body, headers, parts)
 
 
 def predict(app, inputs, **options):

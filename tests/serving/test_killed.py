@@ -12,7 +12,7 @@ from services import TOKEN, Clients, Killable, ask
 from dpfy import Ledger, PrivatePredictor
 from dpfy.ensembles.predictor import _hash_of, canonical_inputs
 from dpfy.serving import Limits, make_app
-from dpfy.serving.tokens import digest_of
+from dpfy.web.tokens import digest_of
 
 QUICK = Limits(rate=1e9)
 

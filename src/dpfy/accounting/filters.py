@@ -284,6 +284,32 @@ class ZcdpFilter(Additive, tag="zcdp_filter"):
         object.__setattr__(self, "rho", _validate.positive("rho", self.rho))
         _validate.real("numerical_delta", self.numerical_delta, 0, 1, open_high=True)
 
+    @classmethod
+    def within(cls, epsilon: float, delta: float) -> Self:
+        """Return the filter with the largest ρ whose claim at ``delta`` is at most ``epsilon``.
+
+        Args:
+            epsilon: ε, above 0.
+            delta: δ, between 0 and 1, both excluded.
+
+        Returns:
+            The filter.
+
+        Raises:
+            InvalidArgument: ``epsilon`` or ``delta`` is out of range.
+
+        >>> round(ZcdpFilter.within(epsilon=1.0, delta=1e-9).rho, 4)
+        0.015
+        """
+        epsilon = _validate.epsilon(epsilon)
+        _validate.delta(delta)
+
+        def excess(log_rho: float) -> float:
+            return cls(math.exp(log_rho)).profile_of(1.0).epsilon(delta).upper - epsilon
+
+        root = brentq(excess, math.log(epsilon) - 60, math.log(epsilon + 100), xtol=1e-9)
+        return cls(math.exp(root - 1e-8))
+
     @property
     def limits(self) -> tuple[float, ...]:
         """ρ."""
@@ -460,7 +486,7 @@ class _RenyiProfile:
         """Return the bracket of ε at ``delta``."""
         part = delta / len(self.orders)
         ceiling = max(
-            _renyi_epsilon(order, limit, part)
+            renyi_epsilon(order, limit, part)
             for order, limit in zip(self.orders, self.limits, strict=True)
         )
         if ceiling <= 0 or self.delta(0.0).upper <= delta:
@@ -489,11 +515,11 @@ class _ZcdpProfile:
     def epsilon(self, delta: float) -> Interval:
         """Return the bracket of ε at ``delta``."""
         return Interval(
-            0.0, max(0.0, _best(lambda order: _renyi_epsilon(order, order * self.rho, delta)))
+            0.0, max(0.0, _best(lambda order: renyi_epsilon(order, order * self.rho, delta)))
         )
 
 
-def _renyi_epsilon(order: float, divergence: float, delta: float) -> float:
+def renyi_epsilon(order: float, divergence: float, delta: float) -> float:
     """Return ε at ``delta`` of a divergence (Canonne, Kamath & Steinke 2020, Proposition 12)."""
     return divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
@@ -505,7 +531,7 @@ def _log_delta(order: float, divergence: float, epsilon: float) -> float:
 
 def _renyi_limit(order: float, epsilon: float, delta: float) -> float:
     """Return the divergence whose ε at ``delta`` is ``epsilon``, rounded down."""
-    overhead = _renyi_epsilon(order, 0.0, delta)
+    overhead = renyi_epsilon(order, 0.0, delta)
     return epsilon - overhead - 4e-15 * (epsilon + abs(overhead))
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import ModuleType
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy.accounting import rdp
 from dpfy.accounting.dominating_pairs import Bound
 from dpfy.accounting.known_samples import as_if_known
@@ -20,6 +21,11 @@ from dpfy.types import Interval, Relation, Unit
 
 METHODS: dict[str, ModuleType] = {"pld": pld, "rdp": rdp}
 
+_PARTS_OF_RECORDS = {
+    Unit.LABEL: "where labels alone are protected, nothing is known of records that are absent or "
+    "differ in features",
+    Unit.REPORT: "who reports is public, and a report hides which value it is about",
+}
 _WIDE = 10  # times the accuracy: a bracket that deserves a word
 _HALVINGS = 8  # of a factor of 2 in ε
 
@@ -63,6 +69,9 @@ class Guarantee:
             f"<Guarantee: {self.steps:,} {self.counted} by {self.method}, per {self.unit}, "
             f"{self.relation}{private}; .epsilon(delta) has the interval of ε>"
         )
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     @property
     def steps(self) -> int:
@@ -370,12 +379,12 @@ def account(
         else Relation(_validate.choice("relation", relation, tuple(Relation)))
     )
     unit = facts.unit if unit is None else Unit(_validate.choice("unit", unit, tuple(Unit)))
-    if Unit.LABEL in (facts.unit, unit) and (unit, relation) != (Unit.LABEL, Relation.REPLACE_ONE):
-        raise UnsupportedEvent(
-            f"Expected unit='label' with relation='replace_one', got {unit.value!r} with "
-            f"{relation.value!r}: where labels alone are protected, nothing is known of records "
-            "that are absent or differ in features."
-        )
+    for part, why in _PARTS_OF_RECORDS.items():
+        if part in (facts.unit, unit) and (unit, relation) != (part, Relation.REPLACE_ONE):
+            raise UnsupportedEvent(
+                f"Expected unit={part.value!r} with relation='replace_one', got {unit.value!r} "
+                f"with {relation.value!r}: {why}."
+            )
     accuracy = _validate.real("accuracy", accuracy, 1e-7, 0.1)
     if facts.filter is not None:
         from dpfy.accounting.filtered import filter_guarantee  # it builds on this module

@@ -31,6 +31,7 @@ from dpfy.auditing.membership import as_trials
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
 from dpfy.mechanisms.query import Contributing
 from dpfy.plans import Plan
 from dpfy.records.example import declared_example
@@ -130,6 +131,7 @@ def audit_run(
     attack: str = "white-box",
     public: bool = False,
     example_input: Any = None,
+    booking: Booking | None = None,
     tell: Callable[[int, int], None] = lambda step, steps: None,
 ) -> Audit:
     """Train as planned with canaries among the records, and guess which canaries were included.
@@ -161,6 +163,8 @@ def audit_run(
         attack: "white-box" or "black-box".
         public: whether ``data`` is public.
         example_input: as for :func:`dpfy.privatize`.
+        booking: what :meth:`dpfy.BudgetBook.pay_for` returned for a new ledger, if the budget of a
+            data set is to pay for the audited run. Each audit is a run of its own, and is charged.
         tell: is called after every step with the step and the number of steps.
 
     Returns:
@@ -176,7 +180,12 @@ def audit_run(
     _validate.delta(delta)
     _validate.real("confidence", confidence, 0, 1, open_low=True, open_high=True)
     watched, made = _watched(model, loss_fn, plan, canaries, guesses, key, attack, public)
-    ledger, loss = Ledger.in_memory(), watched.loss(model, loss_fn)
+    if booking is not None and booking.path.exists():
+        raise InvalidArgument(
+            f"{booking.path} exists. An audit is a run of its own: give the path of a new ledger."
+        )
+    ledger = Ledger.in_memory() if booking is None else booking
+    loss = watched.loss(model, loss_fn)
     optimizers = (*as_optimizers(optimizer), *watched.optimizers)
     with _put_back(model, optimizer):
         among, example = watched.among(data, example_input)
@@ -202,7 +211,7 @@ def audit_run(
                     each.step()
                 tell(batch.step, plan.steps)
         scores = watched.scores()  # before the model is put back
-    return _judge(scores, watched, plan, ledger, delta, made, confidence)
+    return _judge(scores, watched, plan, run.ledger, delta, made, confidence)
 
 
 def _watched(

@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from dpfy.gradients.modules import modules_of
+
 Readings = dict[str, Any]
 """A fingerprint of every value that was found, by the way that leads to it."""
 
@@ -111,7 +113,7 @@ class _Walk:
         self._everything = everything
         self._own = {
             id(tensor)
-            for module in model.modules()
+            for module in modules_of(model)
             for tensor in (*module._parameters.values(), *module._buffers.values())
         }
         self._entered: dict[
@@ -230,10 +232,9 @@ class _Walk:
 
     def _module(self, way: str, value: nn.Module, depth: int) -> None:
         """Read a layer of the model or beside it: switches, attributes, code and hooks."""
-        kind = type(value)
-        plain, others = _divided(
-            value, self._names if not self._everything and _is_followed(kind) else None
-        )
+        kind: Any = type(value)
+        followed, library = _code_of(kind)
+        plain, others = _divided(value, None if self._everything or not followed else self._names)
         self._found[way], self._found[f"{way}."] = kind.__qualname__, plain
         for place, hook in enumerate(_hooks(value)):
             self._enter(f"{way}.hook[{place}]", hook, depth)
@@ -246,7 +247,7 @@ class _Walk:
                 self._enter(f"{way}.{name}", child, depth - 1)
         for name, item in others:
             self._enter(f"{way}.{name}", item, depth)
-        if not _is_library(kind.__module__):
+        if not library:
             self._enter(f"{way}.forward", kind.forward, depth)
             self._class(f"{way}.__class__", kind, depth)
 
@@ -344,26 +345,32 @@ def _follower(kinds: tuple[type, type]) -> Callable[[_Walk, str, Any, int], None
     )
 
 
-def _is_followed(kind: type) -> bool:
-    """Whether all code of a module is the user's, so that names tell what it reads."""
-    return all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
+@lru_cache(maxsize=4096)
+def _code_of(kind: type) -> tuple[bool, bool]:
+    """Whether names tell what modules of a class read, and whether the class is a library's.
+
+    They do if all of its code is the user's.
+    """
+    followed = all(base in _ABSTRACT or not _is_library(base.__module__) for base in kind.__mro__)
+    return followed, _is_library(kind.__module__)
 
 
 def _divided(
     module: nn.Module, names: set[str] | None
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
     """Return the attributes of a module, plain values apart from all others."""
-    chosen = [
-        (name, item)
-        for name, item in vars(module).items()
-        if name not in _OF_TORCH
-        and not name.startswith(_OF_FULLY_SHARD)  # whole parameters, while they are gathered
-        and (names is None or name in names or name == "training")
-    ]
-    return (
-        {name: (type(item), repr(item)) for name, item in chosen if isinstance(item, _PLAIN)},
-        [(name, item) for name, item in chosen if not isinstance(item, _PLAIN)],
-    )
+    plain: dict[str, Any] = {}
+    others: list[tuple[str, Any]] = []
+    for name, item in vars(module).items():
+        if name in _OF_TORCH or not (names is None or name in names or name == "training"):
+            continue
+        if name.startswith(_OF_FULLY_SHARD):  # whole parameters, while they are gathered
+            continue
+        if isinstance(item, _PLAIN):
+            plain[name] = type(item), repr(item)
+        else:
+            others.append((name, item))
+    return plain, others
 
 
 def _attributes(value: Any) -> set[str]:
@@ -384,7 +391,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
         module._backward_hooks,
         module._backward_pre_hooks,
     ):
-        for hook in hooks.values():
+        for hook in hooks.values() if hooks else ():
             # those of sharded models have all parameters, whole ones while they are gathered
             if not (getattr(hook, "__module__", None) or "").startswith(_OF_SHARDS):
                 yield hook

@@ -40,6 +40,12 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Curves": ("rates", "batch_sizes", "clip", "plot"),
         "Accounting and output": ("method", "relation", "as_json"),
     },
+    ("synth",): {
+        "Budget": ("epsilon", "delta"),
+        "Method": ("method", "target"),
+        "Columns": ("schema", "bins", "whole"),
+        "Files and output": ("out", "rows"),
+    },
     ("plan", "strategy"): {
         "Public trials": ("public", "model", "data_dir", "small_batch", "steps", "learning_rate"),
         "Private run": ("records", "epsilon", "delta", "batch_size", "epochs"),
@@ -71,6 +77,15 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Teachers and votes": ("format", "shape", *_QUESTIONS),
         "Server": ("token", "host", "port", "workers"),
         "Limits": ("body", "rows", "rate"),
+    },
+    ("budget", "create"): {
+        "Budget": ("epsilon", "delta", "unit", "relation", "tranche", "part", "reference"),
+        "Book and output": ("book", "description", "as_json"),
+    },
+    ("budget", "serve"): {
+        "Server": ("book", "host", "port"),
+        "Encryption": ("certfile", "keyfile", "behind_proxy"),
+        "Limits": ("body", "rate"),
     },
     ("plan", "correlated"): {
         "Private run": ("records", "batch_size", "epochs", "epsilon", "delta", "relation"),

@@ -4,7 +4,8 @@ Tests: tests/auditing/test_audit.py, tests/auditing/test_self_test.py.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dpfy.auditing import Audit, Verdict
+    from dpfy.budgets.runs import Booking
     from dpfy.trainer.config import TrainConfig
 
 _REPEATS = 100
@@ -88,6 +90,14 @@ def audit(
     confidence: Annotated[
         float, typer.Option(help="Confidence of the lower bounds, in (0, 1).")
     ] = 0.95,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Budget book and data set, as URL#dataset, whose budget pays for the audited run. "
+            "Its ledger is audit.dpl in the folder of the page.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for audit.html and audit.json.")] = Path(
         "audit"
     ),
@@ -133,22 +143,39 @@ def audit(
         )
     given = {"data": data, "data_dir": data_dir, "epsilon": epsilon, "epochs": epochs}
     require("matplotlib", "report")  # before the attack, whose page draws figures
-    found = _audited(
-        console,
-        settings_from(config, config_file),
-        {name: value for name, value in given.items() if value is not None},
-        {
-            "canaries": canaries,
-            "kind": kind,
-            "attack": attack,
-            "public": public,
-            "guesses": guesses,
-            "confidence": confidence,
-        },
-    )
+    with _booked(budget, out) as booking:
+        found = _audited(
+            console,
+            settings_from(config, config_file),
+            {name: value for name, value in given.items() if value is not None},
+            {
+                "canaries": canaries,
+                "kind": kind,
+                "attack": attack,
+                "public": public,
+                "guesses": guesses,
+                "confidence": confidence,
+                "booking": booking,
+            },
+        )
     _show(found, out, as_json, console)
     if found.refuted:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _booked(budget: str | None, out: Path) -> "Iterator[Booking | None]":
+    """Open the book that pays for the audited run, if there is one."""
+    if budget is None:
+        yield None
+        return
+    from dpfy.budgets import BudgetBook
+    from dpfy.budgets.runs import split_address
+
+    url, dataset = split_address(budget)
+    out.mkdir(parents=True, exist_ok=True)
+    with BudgetBook.open(url) as book:
+        yield book.pay_for(dataset, out / "audit.dpl", purpose="audit")
 
 
 def _audited(

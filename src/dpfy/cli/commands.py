@@ -9,6 +9,7 @@ from dpfy import __version__
 from dpfy.cli._panels import group_options
 from dpfy.cli.account import account
 from dpfy.cli.audit import audit
+from dpfy.cli.budget import budget_app
 from dpfy.cli.calibrate import calibrate
 from dpfy.cli.check import check
 from dpfy.cli.convert import convert
@@ -18,12 +19,14 @@ from dpfy.cli.epsilon import epsilon
 from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.page import page
 from dpfy.cli.pate import pate
 from dpfy.cli.plan import plan_app
 from dpfy.cli.predict import predict
 from dpfy.cli.report import report
 from dpfy.cli.schema import schema_app
 from dpfy.cli.serve import serve
+from dpfy.cli.synth import synth
 from dpfy.cli.train import init, train
 from dpfy.cli.tune import tune
 
@@ -44,13 +47,16 @@ _app.command()(audit)
 _app.command()(inspect_data)
 _app.command()(describe)
 _app.command()(report)
+_app.command()(page)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)
+_app.command()(synth)
 _app.command()(pate)
 _app.command()(predict)
 _app.command()(serve)
 _app.command()(init)
+_app.add_typer(budget_app, name="budget")
 _app.add_typer(data_app, name="data")
 _app.add_typer(ledger_app, name="ledger")
 _app.add_typer(plan_app, name="plan")

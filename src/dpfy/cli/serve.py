@@ -72,9 +72,9 @@ def serve(
     dpfy serve runs/ensemble --port 8080 --workers 4
     """
     from dpfy.ensembles.prediction_folder import open_predictor
-    from dpfy.serving.limits import Limits
     from dpfy.serving.server import Service, serve as listen
-    from dpfy.serving.tokens import create_token
+    from dpfy.web.limits import Limits
+    from dpfy.web.tokens import create_token
 
     service = Service(
         folder=str(teachers.resolve()),

@@ -15,10 +15,11 @@ from dpfy._renamed import warn_renamed
 from dpfy.cli._options import JsonOption, SettingsArgument, SettingsOption, settings_from
 from dpfy.cli._status import status_of
 from dpfy.errors import DpfyError, InvalidArgument
-from dpfy.trainer.config import OLD_NAMES, all_settings, sections, template
+from dpfy.trainer.config import all_settings, sections, template
+from dpfy.trainer.old_names import OLD_NAMES
 
 if TYPE_CHECKING:
-    from dpfy.trainer.trainer import TrainingResult
+    from dpfy.trainer.result import TrainingResult
 
 _RENAMED = {old: new for old, new in OLD_NAMES.items() if "." not in new}
 ResumeOption = Annotated[

@@ -137,17 +137,18 @@ def tune(
         ),
     ] = False,
     work: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of a shared search of which to take trials until none is left, beside any "
-            "number of other workers.",
+            help="Folder of a shared search, or its address in a storage, of which to take trials "
+            "until none is left, beside any number of other workers.",
             show_default=False,
         ),
     ] = None,
     finish: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of a shared search whose workers are done, to release the best trial.",
+            help="Folder of a shared search whose workers are done, or its address in a storage, "
+            "to release the best trial.",
             show_default=False,
         ),
     ] = None,
@@ -172,6 +173,11 @@ def tune(
     dpfy tune --work runs/wide
 
     dpfy tune --finish runs/wide
+
+    dpfy tune --search clip=0.1,0.5,1 --epsilon 8 --trials 12 --accounting public --name wide
+    --share --storage postgresql+psycopg://server/studies
+
+    dpfy tune --work postgresql+psycopg://server/studies#wide
     """
     from rich.console import Console
 
@@ -196,16 +202,17 @@ def tune(
     }
     _check_alone(context)
     from dpfy import tuning  # torch is loaded only when it is needed
+    from dpfy.tuning.proposals import without_password
 
     if work is not None:
         with _progress(console, counted=True) as tell:
             done = tuning.work_on_tuning(work, data_dir=data_dir, tell=tell)
         _say(
-            {"folder": str(work), "trials_done": done},
+            {"folder": without_password(work), "trials_done": done},
             as_json,
             console,
             f"{done} trials were done here, and none is left. When all workers are done: dpfy tune "
-            f"--finish {work}",
+            f"--finish {without_password(work)}",
         )
     elif finish is not None:
         _conclude(tuning.finish_tuning(finish, data_dir=data_dir), as_json, console)
@@ -244,11 +251,12 @@ def _check_alone(context: typer.Context) -> None:
 
 def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console") -> None:
     from dpfy import tuning
+    from dpfy.tuning.proposals import without_password
 
     if share:
-        folder = tuning.share_tuning(declared)
+        folder = without_password(str(tuning.share_tuning(declared)))
         _say(
-            {"folder": str(folder)},
+            {"folder": folder},
             as_json,
             console,
             f"The search is declared in {folder}. On every machine: dpfy tune --work {folder}; "

@@ -140,6 +140,7 @@ class Asking:
     def _noisy(self, event: Sampled, values: Any) -> Floats:
         """Return values with the noise of a recorded event, so that the two cannot differ."""
         (query,) = event.queries
+        self._ledger.require_opener()  # a teacher may have forked
         self._stream.refresh()  # a restored copy of the machine has the old key
         if isinstance(query, LaplaceSum):
             mechanism = LaplaceVector(query.l1_bound, query.scale)

@@ -333,6 +333,7 @@ class PrivatePredictor:
         for _ in questions:
             turn.ledger.reserve(self.plan.check or self.plan.answer)
         answers = self._teachers.answers(np.stack([new[question] for question in questions]))
+        turn.ledger.require_opener()  # a teacher may have forked
         self._stream.refresh()  # a restored copy of the machine has the old key
         found = self._released(answers, turn.ledger)
         self._table.add(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,9 @@ from dpfy.estimators.fitting import Declared, Fit, Plan, default_delta, resolve_
 from dpfy.estimators.reports import SUMS, count_ground, write_report
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
+from dpfy.reporting.notebook import TEST_KEY, card, framed
+from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 
 _NOT_PUBLISHED = ("ledger", "insecure_test_key")
 
@@ -33,7 +37,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     epsilon: float
     delta: float | str
-    ledger: Ledger | str | os.PathLike[str] | None
+    ledger: Ledger | str | os.PathLike[str] | Booking | None
     relation: str
     records: int | None
     insecure_test_key: int | bytes | None
@@ -115,6 +119,33 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "the fitted parameters and every noisy vector that they were computed from",
         )
 
+    def _repr_html_(self) -> str:
+        """Return the card for a notebook: public parameters, and the guarantee after a fit."""
+        declared = self._published().items()
+        facts = [(name, plain(value)) for name, value in declared if value is not None]
+        fitted = getattr(self, "guarantee_", None)
+        if fitted is None:
+            return framed(card(type(self).__name__, sentence="Not fitted yet.", facts=facts))
+        claim = f"ε = {epsilon_text(fitted.claim(self.delta_))} at δ = {delta_text(self.delta_)}"
+        return framed(
+            card(
+                type(self).__name__,
+                claim if fitted.private else "",
+                cautions=() if fitted.private else (TEST_KEY,),
+                sentence="The guarantee of this fit alone; what else its ledger holds adds up.",
+                facts=facts,
+            ),
+            self._drawn_in_place(),
+        )
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Return what a notebook shows, in place of scikit-learn's page with a script."""
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    def _drawn_in_place(self) -> str:
+        """Return the plot that a notebook shows below the card of a fitted model, if any."""
+        return ""
+
     def to_json(self) -> dict[str, Any]:
         """Return the fitted model as plain JSON values: all that may be released.
 
@@ -167,6 +198,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                     "to save a fitted model."
                 )
             state["ledger"] = str(path)
+        if isinstance(state.get("ledger"), Booking):
+            state["ledger"] = str(state["ledger"].path)
         return state
 
     def __sklearn_tags__(self) -> Any:
@@ -208,6 +241,11 @@ class PrivateLinearModel(PrivateEstimator):
 
         written = super().report(folder)
         return (*written, plot_coefficients(self, Path(folder) / "coefficients.svg"))
+
+    def _drawn_in_place(self) -> str:
+        from dpfy.estimators.plots import drawn_in_place, plot_coefficients
+
+        return drawn_in_place(partial(plot_coefficients, self))
 
     def _linear_scores(self, X: Any) -> Floats:
         """Return the linear functions of rows, one column for each."""

@@ -29,9 +29,11 @@ from dpfy.estimators.declarations import (
     resolve_classes,
 )
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian
+from dpfy.estimators.plots import drawn_in_place
 from dpfy.estimators.scores import ScoringClassifier
 from dpfy.estimators.shapes import FeatureFunction, plot_functions
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class ExplainableBoosting(ScoringClassifier):
         leaves: int = 5,
         max_bins: int = 32,
         random_state: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,
@@ -259,6 +261,9 @@ class ExplainableBoosting(ScoringClassifier):
                 f"Expected names of columns, got {lacking[0]!r}. There are {', '.join(known)}."
             )
         return plot_functions([known[name] for name in columns])
+
+    def _drawn_in_place(self) -> str:
+        return drawn_in_place(lambda path: self.plot().savefig(path))
 
     def __sklearn_tags__(self) -> Any:
         """Return the tags of scikit-learn: there are two classes."""

@@ -28,6 +28,7 @@ from dpfy.estimators.fitting import (
 from dpfy.estimators.reports import SUMS, count_ground
 from dpfy.estimators.summary import ColumnSummary, Estimate, Summary
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.encoder import require_schema
 from dpfy.tabular.schema import Column, Schema
 from dpfy.tabular.tables import as_floats, columns_of, raw_columns, row_count
@@ -59,7 +60,7 @@ def describe(
     *,
     quantiles: Sequence[float] = (0.25, 0.5, 0.75),
     bins: int = 10,
-    ledger: Ledger | str | os.PathLike[str] | None = None,
+    ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
     relation: str = "zero_out",
     records: int | None = None,
     insecure_test_key: int | bytes | None = None,

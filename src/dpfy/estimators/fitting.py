@@ -18,6 +18,7 @@ from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.basis import Ground
 from dpfy.ledger.events import Envelope, Repeated
+from dpfy.ledger.grant import Booking
 from dpfy.ledger.guard import Guard
 from dpfy.types import Budget, Relation
 
@@ -35,6 +36,7 @@ _UNIT = 2.0**-53  # the largest relative error of one rounding in float64
 _SECRET_KEYS = ("os", "operating system")
 
 StrPath = str | os.PathLike[str]
+_LedgerLike = Ledger | StrPath | Booking
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Fit:
         self,
         declared: Declared,
         plan: Plan,
-        ledger: Ledger | StrPath | None,
+        ledger: _LedgerLike | None,
         insecure_test_key: int | bytes | None = None,
     ) -> None:
         from dpfy.noise import SecureStream

@@ -30,6 +30,7 @@ from dpfy.estimators.declarations import Floats, check_table
 from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian, summed
 from dpfy.estimators.naive_bayes import normal_statistics
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 from dpfy.tabular.tables import columns_of
 
@@ -101,7 +102,7 @@ class KMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator
         iterations: int | None = None,
         method: str = "lloyd",
         random_state: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

@@ -19,6 +19,7 @@ from dpfy.estimators.fitting import Planned, computed_bound, gaussian, summed
 from dpfy.estimators.moments import Moments, moment_sum, moments_bound
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 from dpfy.tabular.tables import as_floats
 
@@ -83,7 +84,7 @@ class LinearRegression(RegressorMixin, PrivateLinearModel):  # type: ignore[misc
         steps: int | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,
@@ -263,7 +264,7 @@ class Ridge(LinearRegression):
         steps: int | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

@@ -27,6 +27,7 @@ from dpfy.estimators.fitting import Planned, computed_bound, gaussian, summed
 from dpfy.estimators.scores import ScoringClassifier
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 
 SOLVERS = ("gd", *perturbation.SOLVERS)
@@ -91,7 +92,7 @@ class LogisticRegression(ScoringClassifier, PrivateLinearModel):
         steps: int | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

@@ -26,6 +26,7 @@ from dpfy.estimators.declarations import (
 from dpfy.estimators.fitting import Planned, computed_bound, gaussian, summed
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Column, Schema
 from dpfy.tabular.tables import as_floats, columns_of
 
@@ -137,7 +138,7 @@ class GaussianNB(_NaiveBayes):
         schema: Schema | None = None,
         bounds: Any = None,
         classes: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,
@@ -243,7 +244,7 @@ class CategoricalNB(_NaiveBayes):
         schema: Schema | None = None,
         n_categories: int | None = None,
         classes: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

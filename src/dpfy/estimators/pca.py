@@ -15,6 +15,7 @@ from dpfy.estimators.declarations import Floats, check_table
 from dpfy.estimators.fitting import Planned, computed_bound, gaussian
 from dpfy.estimators.moments import Moments, moment_sum, moments_bound
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 
 
@@ -58,7 +59,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         schema: Schema | None = None,
         bounds: Any = None,
         data_norm: float | None = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

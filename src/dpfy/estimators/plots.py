@@ -5,13 +5,17 @@ Tests: tests/estimators/test_plots.py.
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dpfy import _validate
+from dpfy.errors import MissingExtra
 from dpfy.planning.plots import check_ending, new_figure
+from dpfy.reporting.notebook import picture
 from dpfy.tabular.encoder import Encoder
 
 if TYPE_CHECKING:
@@ -89,6 +93,24 @@ def plot_coefficients(model: Any, path: str | os.PathLike[str], most: int = 30) 
             axes.set_title(titles[place] if titles else "target", parse_math=False)
             axes.set_xlabel("coefficient")
     return target
+
+
+def drawn_in_place(plot: Callable[[Path], object]) -> str:
+    """Return the part of a notebook's card with a plot; nothing where matplotlib is missing.
+
+    Args:
+        plot: A function that draws into the file that it is given.
+
+    Returns:
+        The HTML.
+    """
+    with TemporaryDirectory() as folder:
+        target = Path(folder) / "plot.svg"
+        try:
+            plot(target)
+        except MissingExtra:
+            return ""
+        return picture(target.read_text(encoding="utf-8"))
 
 
 def _coefficient_names(model: Any, width: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground, Kind
+from dpfy.ledger.grant import Booking
 from dpfy.types import Relation
 
 _ISOLATION = Ground(
@@ -51,7 +52,7 @@ def count_ground(relation: Relation, records: int) -> Ground:
 
 def write_report(
     folder: str | os.PathLike[str],
-    ledger: Ledger | str | os.PathLike[str],
+    ledger: Ledger | str | os.PathLike[str] | Booking,
     delta: float,
     name: str,
     parameters: Mapping[str, Any],

@@ -16,6 +16,8 @@ from dpfy.accounting import Guarantee
 from dpfy.errors import InvalidArgument
 from dpfy.estimators.reports import write_report
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
+from dpfy.reporting.notebook import framed
 
 _HEADER = ("column", "statistic", "value", "± noise")
 
@@ -98,7 +100,7 @@ class Summary:
     guarantee: Guarantee = field(repr=False)
     delta: float
     parameters: Mapping[str, Any] = field(repr=False)
-    ledger: Ledger | str | os.PathLike[str] = field(repr=False, compare=False)
+    ledger: Ledger | str | os.PathLike[str] | Booking = field(repr=False, compare=False)
 
     def __getitem__(self, name: str) -> ColumnSummary:
         """Return the summary of a column.
@@ -142,14 +144,16 @@ class Summary:
         return "\n".join([*lines, "", self._claim()])
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
+        """Return the plot and the table for a notebook."""
+        from dpfy.estimators.plots import drawn_in_place
 
         def row(cells: tuple[str, ...], tag: str) -> str:
             inner = "".join(f"<{tag}>{escape(each)}</{tag}>" for each in cells)
             return f"<tr>{inner}</tr>"
 
         body = "".join(row(each, "td") for each in self._cells())
-        return f"<table>{row(_HEADER, 'th')}{body}</table><p>{escape(self._claim())}</p>"
+        numbers = f"<table>{row(_HEADER, 'th')}{body}</table>"
+        return framed(f"<p>{escape(self._claim())}</p>", drawn_in_place(self.plot), numbers)
 
     def report(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write the privacy report, the numbers and their plot into a folder.

@@ -27,6 +27,7 @@ from dpfy.estimators.fitting import Fit, Planned, computed_bound, gaussian
 from dpfy.estimators.logistic import gradient_sum
 from dpfy.estimators.scores import ScoringClassifier
 from dpfy.ledger import Ledger
+from dpfy.ledger.grant import Booking
 from dpfy.tabular.schema import Schema
 
 # Chosen by cross-validation on the training part of Adult; docs/how-to/estimators.md has the rule.
@@ -93,7 +94,7 @@ class RandomTrees(ScoringClassifier):
         n_estimators: int = 100,
         depth: int | None = None,
         random_state: Any = None,
-        ledger: Ledger | str | os.PathLike[str] | None = None,
+        ledger: Ledger | str | os.PathLike[str] | Booking | None = None,
         relation: str = "zero_out",
         records: int | None = None,
         insecure_test_key: int | bytes | None = None,

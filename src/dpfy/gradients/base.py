@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import Losses, per_example, statistics_of
+from dpfy.gradients.modules import modules_of
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.sandbox.torch_settings import users_code
 from dpfy.sandbox.uncompiled import uncompiled
@@ -173,7 +174,9 @@ class LossCall(nn.Module):
 def returned_by(model: nn.Module, loss_fn: LossFn, arguments: tuple[Any, ...]) -> Any:
     """Return what the user's loss returns, with what the modules of the model observed."""
     observers: list[Any] = [
-        module.observed for module in model.modules() if callable(getattr(module, "observed", None))
+        module.observed
+        for module in modules_of(model)
+        if callable(getattr(module, "observed", None))
     ]
     try:
         with users_code(), uncompiled():

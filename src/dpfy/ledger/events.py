@@ -518,9 +518,12 @@ def run_lengths(events: Iterable[Repeated]) -> Envelope:
     return tuple(merged)
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def canonical_json(value: object) -> bytes:
     """Return the canonical bytes of a JSON value: sorted keys, no blanks, ASCII, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _CANONICAL.encode(value).encode("ascii")
 
 
 def _counts(policy: Policy, part: str, whole: str) -> None:

@@ -33,6 +33,7 @@ SCHEMA = 1
 GENESIS = "0" * 64
 _HASH_KEY = b',"hash":"'
 _TAIL = len(_HASH_KEY) + 64 + len(b'"}\n')
+_OPTIONAL = {"strict", "grant"}  # fields of headers that are written only if they are set
 _RECOVER = b'{"recover":'
 _MAX_REMEMBERED = 4096  # bodies whose notes always differ must not fill the memory
 
@@ -93,9 +94,12 @@ class Header:
         library: the version of dpfy that wrote the header.
         created: the time of creation, ISO 8601, UTC.
         identity: a random name, so that two ledgers of one plan differ.
-        strict: whether releases that rest on an allowance are refused. The field is written only if
-            it is true: other headers keep their bytes, and a version that does not know the field
-            refuses to write to a strict ledger.
+        strict: whether releases that rest on an allowance are refused.
+        grant: the grant of a budget book that pays for this ledger, and the data set that it is
+            for, as JSON; None if no book knows of it.
+
+    ``strict`` and ``grant`` are written only if they are set: other headers keep their bytes, and a
+    version that does not know such a field refuses to write to the ledger.
 
     Raises:
         InvalidArgument: if a value is no plain JSON, or if unit or relation is unknown.
@@ -116,6 +120,7 @@ class Header:
     created: str = field(default_factory=_now)
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
     strict: bool = False
+    grant: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -134,7 +139,7 @@ class Header:
         values = {
             item.name: getattr(self, item.name)
             for item in fields(self)
-            if item.name != "strict" or self.strict
+            if item.name not in _OPTIONAL or getattr(self, item.name)
         }
         return {**values, "envelope": envelope_to_json(self.envelope), "schema": SCHEMA}
 
@@ -153,8 +158,9 @@ class Header:
             )
         values = {name: item for name, item in value.items() if name != "schema"}
         if (
-            set(values) | {"strict"} != {item.name for item in fields(cls)}
+            set(values) | _OPTIONAL != {item.name for item in fields(cls)}
             or values.get("strict", True) is not True
+            or values.get("grant", {"any": 1}) in ({}, None)
         ):
             raise InvalidArgument(
                 f"Expected a header with the fields {', '.join(item.name for item in fields(cls))}."
@@ -164,7 +170,7 @@ class Header:
     def differences(self, other: "Header") -> list[str]:
         """Return the names of the fields that writers of one ledger must agree on and do not."""
         mine, theirs = self.to_json(), other.to_json()
-        names = ("unit", "relation", "plan", "envelope", "key_source", "filter", "strict")
+        names = ("unit", "relation", "plan", "envelope", "key_source", "filter", "strict", "grant")
         return [
             name
             for name in names
@@ -196,6 +202,7 @@ class Journal:
         self._envelope_ends: list[int] = []
         self.open: dict[str, Event] = {}  # selections that have begun and not ended
         self.interruptions: list[Repeated] = []
+        self.session = (0, True)  # the last run that a book let begin here; whether it has ended
         self.basis: list[dict[str, Any]] = []  # recorded grounds of runs; they spend nothing
 
     def feed(self, line: bytes) -> None:
@@ -307,6 +314,8 @@ class Journal:
                 self._end(**payload)
             elif kind == "basis" and self.headers:
                 self._found(payload)
+            elif kind == "session" and self.headers:
+                self._let(**payload)
             else:  # an unknown kind may be a charge, so it cannot be skipped
                 raise ValueError(
                     f"unexpected {kind!r}; dpfy {__version__} knows no such entry in this place, a "
@@ -336,6 +345,7 @@ class Journal:
     def _use(self, body: bytes, payload: dict[str, Any]) -> None:
         if not set(payload) <= {"event", "times", "note"}:
             raise ValueError("a use has an event, a number of times and perhaps a note")
+        self._expect_session()
         use = self._events[payload["event"]], _validate.count("times", payload["times"])
         if len(self._known_uses) < _MAX_REMEMBERED:
             self._known_uses[body] = use
@@ -368,9 +378,24 @@ class Journal:
             raise ValueError("what a run rests on is an object with names")
         self.basis.append(facts)
 
+    def _expect_session(self) -> None:
+        if self.session[1] and self.headers[-1].grant is not None:
+            raise ValueError("a step outside of the runs that its budget book let begin")
+
+    def _let(self, number: int, ended: bool) -> None:
+        """Take in the beginning or the end of a run that a budget book let begin."""
+        known, closed = self.session
+        if number != known and not (number > known and ended is False):
+            raise ValueError(f"run {number} of a grant after run {known}")
+        if ended is not (number == known) or (ended and closed):
+            raise ValueError(f"run {number} of a grant ends without having begun")
+        self.session = (number, ended)
+        self._known_uses.clear()  # they are looked at anew in the next run
+
     def _begin(self, scope: str, event: str) -> None:
         if scope in self.open or not isinstance(scope, str):
             raise ValueError("a selection has begun under this name already")
+        self._expect_session()
         self.open[scope] = self._events[event]
         self._spend(self._events[event], 1)
 

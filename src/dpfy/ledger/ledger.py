@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
+from dpfy._process import Opener
 from dpfy.errors import (
     BudgetExhausted,
     InvalidArgument,
@@ -29,6 +31,7 @@ from dpfy.ledger.events import (
     canonical_json,
     run_lengths,
 )
+from dpfy.ledger.grant import Booking, Grant, facts_of
 from dpfy.ledger.guard import Guard, Unguarded
 from dpfy.ledger.journal import Head, Header, Journal, recovery_line, seal
 from dpfy.ledger.sealed import forget, interruption, recall
@@ -74,30 +77,41 @@ class Ledger:
         self._block = _validate.count("block", block)
         self._writable = writable
         self._guard: Guard | None = None
+        # whose descriptions were compared last, so that every step need not write them out
+        self._agreed: tuple[Header | None, Guard | None] = None, None
         self._paid_for: tuple[Event, bytes] | None = None
         self._paid = self._prepaid = 0  # steps of the last use, and those of them not taken
         self._intact = True
-        self._pid = os.getpid()
+        self._opener = Opener()
+        self._grant: Grant | None = None
+        self._booking: Booking | None = None
+        self._guards: tuple[Guard | None, Guard | None] = None, None  # without and with the grant
+        self._asked = False  # whether the book was asked to let this run begin
         self._mutex = threading.RLock()
 
     @classmethod
     def open(
         cls,
-        path: _StrPath,
+        path: _StrPath | Booking,
         guard: Guard | None = None,
         header: Header | None = None,
         anchor: _StrPath | None = None,
         block: int = 1,
+        grant: Grant | None = None,
     ) -> Self:
         """Open ``path`` as its only writer, after verifying it; create it if it does not exist.
 
         Args:
-            path: the ledger file; its head is kept beside it.
+            path: the ledger file; its head is kept beside it. What
+                :meth:`~dpfy.BudgetBook.pay_for` returned takes the grant that the file names, or
+                reserves one for what is registered first.
             guard: the gatekeeper of the budget.
             header: what the ledger is for; an existing ledger must have been begun for the same.
             anchor: a file in another place that also keeps the head.
             block: the number of reservations of one fixed event that are paid for at once. A clean
                 :meth:`close` hands back unused ones; a crash does not.
+            grant: the grant of a :class:`~dpfy.budgets.BudgetBook` that pays for the ledger; it is
+                given whenever the ledger is opened.
 
         Returns:
             The open ledger; close it, or use it as a context manager.
@@ -108,13 +122,20 @@ class Ledger:
             LedgerMismatch: if it was begun for something else.
             UnsafeStorage: if its file system has no working locks or no fsync.
             LedgerWriteFailed: if it cannot be written.
+            BookError: if the book does not let a run begin.
         """
         _validate.count("block", block)
-        store = FileStore(path, anchor)
+        booking = path if isinstance(path, Booking) and grant is None else None
+        if booking is not None and header is not None:
+            grant = booking.grant(header)
+        if grant is not None and header is not None:
+            header = grant.declared(header)  # refused before there is a file
+        store = FileStore(_place(path), anchor)
         store.acquire()
         try:
             journal = _replay(store)
             ledger = cls(store, journal, block)
+            ledger._take(grant, booking)
             ledger._seal_tail()
             # Open selections were begun by a writer that is gone: we hold its lock.
             for scope, event in list(journal.open.items()):
@@ -123,14 +144,15 @@ class Ledger:
             if header is not None:
                 ledger.register(guard, header)
             else:
-                ledger._attach(guard)
+                ledger._attach(ledger._granted(guard))
+            ledger._begin_session()
         except BaseException:
             store.close()
             raise
         return ledger
 
     @classmethod
-    def read(cls, path: _StrPath, anchor: _StrPath | None = None) -> Self:
+    def read(cls, path: _StrPath | Booking, anchor: _StrPath | None = None) -> Self:
         """Verify and read ``path`` without a lock, even while a run is writing to it.
 
         A torn tail counts as spent.
@@ -146,7 +168,24 @@ class Ledger:
             LedgerError: if there is no ledger, or if it cannot be read.
             LedgerDamaged: if it was truncated, edited or rolled back.
         """
-        store = FileStore(path, anchor)
+        store = FileStore(_place(path), anchor)
+        return cls(store, _replay(store), writable=False)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> Self:
+        """Verify the contents of a ledger file, without its head, and return a ledger to read.
+
+        Args:
+            data: the bytes of the file.
+            name: how errors name it.
+
+        Returns:
+            A ledger that cannot be written to.
+
+        Raises:
+            LedgerDamaged: if a line was edited or removed.
+        """
+        store = MemoryStore(data, name)
         return cls(store, _replay(store), writable=False)
 
     @classmethod
@@ -185,13 +224,18 @@ class Ledger:
         Raises:
             LedgerMismatch: if the ledger was begun for something else.
         """
-        guard = guard or self._guard or Unguarded()
+        if self._grant is None and self._booking is not None:
+            self._grant = self._booking.grant(header)
+        if self._grant is not None:
+            header = self._grant.declared(header)
+        guard = self._granted(guard) or self._guard or self._granted(Unguarded()) or Unguarded()
         header = replace(header, guard=guard.describe())
         with self._mutex:
             if self._is_new(header):
                 self._check_writable()
                 self._append([("header", header.to_json())])
             self._attach(guard)
+            self._begin_session()
 
     def reserve(self, event: Event, note: dict[str, Any] | None = None) -> None:
         """Record one step durably, or raise; a record may be read only after this returns.
@@ -310,6 +354,19 @@ class Ledger:
             self._settle()  # a settlement must directly follow its use
             self._append([("basis", facts)])
 
+    def require_opener(self) -> None:
+        """Refuse to go on in a fork of the process that opened this ledger.
+
+        Whoever releases several times for one event asks this before each release: a fork has a
+        copy of what is paid for, and both would take it.
+
+        Raises:
+            LedgerError: in every process but the one that opened it.
+        """
+        self._opener.require(
+            self._store.name, "write to it", "Reserve in the process that opened it."
+        )
+
     def admits(self, event: Event) -> bool:
         """Tell whether the guard would let one more of ``event`` pass; nothing is recorded."""
         with self._mutex:
@@ -341,15 +398,21 @@ class Ledger:
 
     def close(self) -> None:
         """Hand back the steps that were paid for in advance and not taken; release the file."""
-        if self._pid != os.getpid() or not self._writable:
+        if not self._opener.is_this_process or not self._writable:
             return
         with self._mutex:
             try:
                 if self._intact:
                     self._settle()
+                    self._end_session()
             finally:
                 self._writable = False
                 self._store.close()
+                if self._grant is not None:
+                    self._grant.end(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def __enter__(self) -> Self:
         return self
@@ -424,6 +487,12 @@ class Ledger:
         return tuple(self._journal.basis)
 
     @property
+    def ended_session(self) -> int | None:
+        """The number of the last run that a book let begin here; None if its end is not known."""
+        number, ended = self._journal.session
+        return number if ended else None
+
+    @property
     def anchored(self) -> bool:
         """Whether an anchor keeps a second copy of the head."""
         return isinstance(self._store, FileStore) and self._store.anchored
@@ -455,11 +524,7 @@ class Ledger:
 
     def _check_writable(self) -> None:
         name = self._store.name
-        if self._pid != os.getpid():
-            raise LedgerError(
-                f"{name} was opened by process {self._pid}; a forked process cannot write to it. "
-                "Reserve in the process that opened it."
-            )
+        self.require_opener()
         if not self._writable:
             raise LedgerError(
                 f"{name} was closed or opened for reading. Use Ledger.open to write to it."
@@ -470,7 +535,51 @@ class Ledger:
                 "Open the ledger again in a new run; what is on disk counts as spent."
             )
 
+    def _take(self, grant: Grant | None, booking: Booking | None) -> None:
+        """Take the grant of the ledger; refuse to write without asking the book that pays for it.
+
+        Where it is not known yet what the ledger is for, the grant is taken when it is registered.
+        """
+        self._grant, self._booking = grant, booking
+        if self.header is None or grant is not None:
+            return
+        if booking is not None:
+            self._grant = booking.grant(self.header)
+        elif self.header.grant is not None:
+            raise LedgerMismatch(
+                f"{self._store.name} is paid for by {facts_of(self.header.grant)}. Open it with "
+                "grant=, as BudgetBook.grant returns it."
+            )
+
+    def _granted(self, guard: Guard | None) -> Guard | None:
+        """Return a guard that admits no more than the grant either, the same one for the same."""
+        if self._grant is None or guard is None:
+            return guard
+        if self._guards[0] is not guard:
+            self._guards = guard, self._grant.guard(guard)
+        return self._guards[1]
+
+    def _begin_session(self) -> None:
+        """Have the book of the grant let this run begin, once the header says what it is for."""
+        if self._grant is None or self.header is None or self._asked:
+            return
+        self._asked = True
+        number = self._grant.begin(self)
+        if number is not None:
+            self._append([("session", {"number": number, "ended": False})])
+
+    def _end_session(self) -> None:
+        """Record that nothing follows in this run, so that a book can tell it from a crash."""
+        number, ended = self._journal.session
+        if self._grant is not None and not ended:
+            self._append([("session", {"number": number, "ended": True})])
+
     def _check_fixed(self, event: Event) -> None:
+        if self._grant is not None and self.ended_session is not None:
+            raise BudgetExhausted(
+                f"{self._store.name} was settled: its grant pays for nothing more. Nothing was "
+                "read; reserve another grant, for a new ledger."
+            )
         if (
             isinstance(event, Sampled)
             and event.adaptive
@@ -527,15 +636,26 @@ class Ledger:
 
     def _ready_guard(self) -> Guard:
         """Return the guard that the header names; without a header, the default guard."""
-        guard = self._guard or Unguarded()
+        guard = self._guard or self._granted(Unguarded()) or Unguarded()
+        known, agreed = self._agreed
+        if known is not None and self.header is known and guard is agreed:
+            return guard
+        if self.header is None and self._booking is not None and self._grant is None:
+            raise LedgerMismatch(
+                f"{self._store.name} is to be paid for by a budget book, which has to know what it "
+                "is for. Register a header with an envelope first."
+            )
         if self.header is None:
-            self._append([("header", Header(guard=guard.describe()).to_json())])
+            header = Header() if self._grant is None else self._grant.declared(None)
+            self._append([("header", replace(header, guard=guard.describe()).to_json())])
+            self._begin_session()
         elif canonical_json(self.header.guard) != canonical_json(guard.describe()):
             raise LedgerMismatch(
                 f"{self._store.name} is guarded by {self.header.guard.get('name')!r}, but was "
                 f"opened with {guard.describe().get('name')!r}. Open it with its own guard."
             )
         self._guard = guard
+        self._agreed = self.header, guard
         return guard
 
     def _affordable(self, guard: Guard, event: Event) -> int:
@@ -592,6 +712,8 @@ class Ledger:
         for line in lines:
             self._journal.feed(line)
         self._intact = True
+        if self._grant is not None:
+            self._grant.follow(self._journal.head)
 
     def _write(self, data: bytes, head: Head) -> None:
         try:
@@ -603,6 +725,10 @@ class Ledger:
             ) from error
 
 
+def _place(path: _StrPath | Booking) -> _StrPath:
+    return path.path if isinstance(path, Booking) else path
+
+
 def _as_json(values: dict[str, Any] | None, name: str) -> bytes:
     try:
         return canonical_json(values)
@@ -612,10 +738,18 @@ def _as_json(values: dict[str, Any] | None, name: str) -> bytes:
 
 def _replay(store: Store) -> Journal:
     """Verify the whole of ``store`` against its own chain and against head and anchor."""
-    marks = store.marks()  # before the lines: a writer appends first and moves the head afterwards
     journal = Journal(store.name)
+    read_on(store, journal)
+    return journal
+
+
+def read_on(store: Store, journal: Journal) -> None:
+    """Verify what follows the lines that ``journal`` has taken in, and take it in too."""
+    marks = store.marks()  # before the lines: a writer appends first and moves the head afterwards
     counts = {mark.count for mark in marks}
-    for line in store.lines():
+    journal.torn = b""  # it is read again, with what has been added to it since
+    _check_hash(journal, marks)
+    for line in store.lines(journal.size):
         journal.feed(line)
         if journal.head.count in counts:
             _check_hash(journal, marks)
@@ -625,7 +759,6 @@ def _replay(store: Store) -> Journal:
             f"the ledger ends here, but {latest.where} remembers {latest.count} lines; it was cut "
             "or rolled back."
         )
-    return journal
 
 
 def _check_hash(journal: Journal, marks: list[Mark]) -> None:

@@ -33,6 +33,7 @@ class Scope(Ledger):
     """
 
     def __init__(self, outer: Ledger, declared: Event) -> None:
+        outer.require_opener()
         store = MemoryStore()
         super().__init__(store, Journal(store.name))
         self._outer = outer

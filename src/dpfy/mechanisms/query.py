@@ -8,7 +8,7 @@ norm at most 1, and the same noise goes on every coordinate (McMahan et al. 2018
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 from dpfy import _validate
@@ -170,7 +170,14 @@ class Query(Fact, tag="query"):
 
         The unit is the standard deviation over the noise multiplier.
         """
+        if not self.statistics:
+            return self._joint_of_leaves
         return math.sqrt(math.fsum(self.noise_share(leaf) for leaf in self._released(step)))
+
+    @cached_property
+    def _joint_of_leaves(self) -> float:
+        """What clipped sums by themselves are moved by, in every step."""
+        return math.sqrt(math.fsum(map(self.noise_share, self.leaves)))
 
     def _released(self, step: int) -> Iterator[ClippedSum | Statistic]:
         """Yield the sums that a step releases."""
@@ -198,6 +205,7 @@ class Query(Fact, tag="query"):
         )
 
     @staticmethod
+    @lru_cache(maxsize=256)  # most steps have those of the last one
     def _sum_query(name: str, moves: int, noise_multiplier: float, share: float) -> SumQuery:
         """Return the query of a sum that one record moves by ``moves`` bounds."""
         return SumQuery(

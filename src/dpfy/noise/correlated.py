@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Never
 
+from dpfy._process import this_process
 from dpfy.errors import InvalidArgument
 from dpfy.noise.gaussian import LatticeGaussian, LatticeNoise
 from dpfy.noise.histories import LARGEST_SCALE, History
 from dpfy.noise.lattice import steps_per_stddev
-from dpfy.noise.random_stream import SecureStream, this_process
+from dpfy.noise.random_stream import SecureStream
 from dpfy.noise.vector import Piece
 
 

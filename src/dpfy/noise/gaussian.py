@@ -3,17 +3,19 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
 
 from dpfy import _validate
+from dpfy._process import this_process
 from dpfy.errors import InvalidArgument
 from dpfy.noise.lattice import round_to_lattice, steps_per_stddev
 from dpfy.noise.native.kernels import kernels_for
 from dpfy.noise.past import Past
 from dpfy.noise.prefetch import NoisePrefetcher
-from dpfy.noise.random_stream import SecureStream, require_purpose, this_process
+from dpfy.noise.random_stream import SecureStream, require_purpose
 from dpfy.noise.rejection_table import CELL_BITS, Floats
 from dpfy.noise.vector import Piece, Vector
 
@@ -228,6 +230,7 @@ class LatticeGaussian(LatticeNoise):
         return self._own_prefetcher
 
 
+@lru_cache(maxsize=64)
 def _columns(stddev: float, grid: float) -> tuple[float, float]:
     """Return the standard deviation in columns, from 32 to 64 of them, and the size of a cell."""
     scale = steps_per_stddev(stddev, grid)

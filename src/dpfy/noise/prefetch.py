@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dpfy._process import this_process
 from dpfy.noise.native.kernels import kernels_for
-from dpfy.noise.random_stream import Parts, SecureStream, this_process
+from dpfy.noise.random_stream import Parts, SecureStream
 from dpfy.noise.rejection_table import Floats
 from dpfy.noise.vector import Integers, Steps
 

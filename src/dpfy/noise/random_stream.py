@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dpfy import _validate
+from dpfy._process import this_process
 from dpfy.errors import InvalidArgument
 
 Purpose = Literal["noise", "sampling", "training"]
@@ -24,25 +25,16 @@ Words = npt.NDArray[np.uint64]
 _PURPOSES = ("noise", "sampling", "training")
 # Encrypted block by block: 64 KiB stays in the cache and makes the cost of a call negligible.
 _ZEROS = bytes(1 << 16)
-_forks = 0
 _leaving = threading.Lock()  # for threads of a child that find a stream of the parent
 
 
-def _count_fork() -> None:
-    """Note in a child process that it is one."""
-    global _forks, _leaving
-    _forks, _leaving = _forks + 1, threading.Lock()  # the parent's may have been copied locked
+def _unlock() -> None:
+    """Replace the lock in a child process, as the parent's may have been copied locked."""
+    global _leaving
+    _leaving = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_count_fork)
-
-
-def this_process() -> tuple[int, int]:
-    """Return an identity of this process that its forks do not share.
-
-    The count of forks catches a process id that was used before.
-    """
-    return os.getpid(), _forks
+os.register_at_fork(after_in_child=_unlock)
 
 
 def _has_aes_instructions() -> bool:

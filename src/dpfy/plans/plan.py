@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any, Literal, Self
 
 from dpfy import _validate
+from dpfy._notebook import html_of
 from dpfy.accounting import EnvelopeGuard, Filter, RenyiFilter, calibrate_envelope
 from dpfy.accounting.filters import as_fixed
 from dpfy.errors import InvalidArgument
@@ -102,6 +103,9 @@ class Plan:
             f"<Plan: {self.steps:,} steps in {self.epochs:,} epochs, {self.sampling.tag} sampling "
             f"at rate {self.rate:.4g}, clip {self.clip:g}, {noise}{spent}>"
         )
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     @property
     def adaptive(self) -> bool:

@@ -47,6 +47,11 @@ def check_plan(plan: "Plan") -> None:
             "Expected unit='record' or 'user' in a plan of private steps, got 'label': labels "
             "alone are protected before training, by dpfy.labels."
         )
+    if plan.unit is Unit.REPORT:
+        raise InvalidArgument(
+            "Expected unit='record' or 'user' in a plan of private steps, got 'report': a report "
+            "is protected before anybody collects it, by dpfy.local."
+        )
     _validate.choice("relation", plan.relation, tuple(Relation))
     if reason := REASONS.get((type(plan.sampling), plan.relation)):
         raise InvalidArgument(

@@ -6,7 +6,6 @@ no text, no count, no traceback.
 Tests: tests/records/test_workers.py.
 """
 
-import copy
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,8 +99,8 @@ class Records:
 
     def keyed(self, key: bytes) -> Self:
         """Return the same records under a key."""
-        keyed = copy.copy(self)
-        keyed._key, keyed._begun = key, []
+        keyed = object.__new__(type(self))  # copy.copy goes a long way round
+        vars(keyed).update(vars(self), _key=key, _begun=[])
         return keyed
 
     def _fresh_key(self) -> bytes:
@@ -126,7 +125,7 @@ class Records:
         for part, groups in zip(physical, self._groups(physical), strict=True):
             rows = part.tolist()
             for chunk, positions in groups:
-                yield LoadedChunk(chunk, tuple(rows[position] for position in positions))
+                yield LoadedChunk(chunk, tuple(map(rows.__getitem__, positions)))
 
     def alone(self, index: int) -> Chunk | None:
         """Return one record as a chunk, or None if it cannot be loaded or does not fit."""

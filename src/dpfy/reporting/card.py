@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpfy.reporting import label_words
 from dpfy.reporting.basis import strict_line
 from dpfy.reporting.groups import listed
-from dpfy.reporting.modes import KEY_OF_PARTS
 from dpfy.reporting.numbers import delta_text, epsilon_text, plain
 from dpfy.reporting.verdict import TIERS_MEAN, delta_caution
 from dpfy.types import Unit
@@ -116,11 +115,11 @@ def _protected(report: "Report") -> KeyFact:
 
 
 def _key(report: "Report") -> KeyFact:
-    teachers = report.record.mode is not None
-    where = f"Where the random key of noise{'' if teachers else ' and samples'} came from"
+    mode = report.record.mode
+    where = f"Where the random key of noise{' and samples' if mode is None else ''} came from"
     meaning = (
         f"{where}: a new one in every process, never saved. Nobody who does not have it can "
-        f"subtract the noise.{f' {KEY_OF_PARTS}' if teachers else ''}"
+        f"subtract the noise.{f' {mode.key}' if mode is not None and mode.key else ''}"
         if report.costs.secret_key
         else f"{where}: this one is not secret, and anybody who knows it can subtract the noise."
     )

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpfy._notebook import html_of
 from dpfy.ledger import Ledger
 from dpfy.ledger.basis import Ground
+from dpfy.ledger.grant import Booking
 from dpfy.reporting import conditions, html, markdown, model_card, statement
 from dpfy.reporting.basis import grounds
 from dpfy.reporting.costs import Costs
@@ -75,6 +77,9 @@ class Report:
     def to_html(self) -> str:
         """Return the report as one HTML page without scripts, other files or network access."""
         return html.render(self)
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON values that follow ``schema.json`` beside this module."""
@@ -149,7 +154,7 @@ class Report:
 
 
 def report(
-    ledger: Ledger | str | os.PathLike[str], delta: float, facts: RunFacts | None = None
+    ledger: Ledger | str | os.PathLike[str] | Booking, delta: float, facts: RunFacts | None = None
 ) -> Report:
     """Return the privacy report of a ledger at ``delta``.
 

@@ -32,6 +32,8 @@ class RunFacts:
         public_data: which public data was used.
         metric: the name of the metric.
         history: (step, value) pairs of the metric, measured on *public* data.
+        book: what a budget book said of the data set when the report was written; None if there is
+            no book, or if it said nothing.
 
     Raises:
         InvalidArgument: if a value has the wrong type or is not finite.
@@ -55,6 +57,7 @@ class RunFacts:
     public_data: str = NOT_DECLARED
     metric: str = "metric"
     history: tuple[tuple[int, float], ...] = ()
+    book: Mapping[str, Scalar] | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -68,11 +71,15 @@ class RunFacts:
                 f"got {self.records_per_user_at_most_one!r}."
             )
         object.__setattr__(self, "hyperparameters", _scalars(self.hyperparameters))
+        if self.book is not None:
+            object.__setattr__(self, "book", _scalars(self.book))
         object.__setattr__(self, "history", tuple(_measurement(item) for item in self.history))
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain JSON values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if values.pop("book") is not None:
+            values["book"] = dict(self.book or {})
         return {
             **values,
             "hyperparameters": dict(self.hyperparameters),

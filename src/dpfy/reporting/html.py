@@ -45,15 +45,24 @@ def render(report: "Report") -> str:
             "</head>",
             "<body>",
             "<main>",
+            content(report),
+            "</main>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def content(report: "Report") -> str:
+    """Return what is on the page, without what makes it one."""
+    return "\n".join(
+        (
             _summary(report),
             _figures(report),
             *(_table(table) for table in layout.tables(report) if table.rows),
             "<footer>The items follow Ponomareva et al. 2023, <cite>How to DP-fy ML</cite>. "
             f"Ledger head <code>{_escape(report.record.head_hash)}</code>.</footer>",
-            "</main>",
-            "</body>",
-            "</html>",
-            "",
         )
     )
 
@@ -145,3 +154,23 @@ def _breakable(text: str) -> str:
 
 def _escape(text: str) -> str:
     return html.escape(text, quote=True)
+
+
+def opening(report: "Report") -> tuple[str, str]:
+    """Return the card of a report, and its figures."""
+    return _summary(report), _figures(report)
+
+
+def tables(report: "Report") -> tuple[str, ...]:
+    """Return the tables of a report."""
+    return tuple(table(each) for each in layout.tables(report) if each.rows)
+
+
+def table(shown: Table) -> str:
+    """Return one table with its title."""
+    return _table(shown)
+
+
+def escaped(text: str) -> str:
+    """Return text that a page shows as it is."""
+    return _escape(text)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dpfy.ledger.events import canonical_json
 from dpfy.reporting.attacks import FALSE_ALARM
 from dpfy.reporting.basis import NOT_RECORDED, environment_rows
-from dpfy.reporting.conditions import plan_rows
 from dpfy.reporting.costs import METHODS, Claim, Scope, thinned
 from dpfy.reporting.groups import group_table
 from dpfy.reporting.numbers import (
@@ -20,6 +19,7 @@ from dpfy.reporting.numbers import (
     plain,
     share_text,
 )
+from dpfy.reporting.plan_words import plan_rows
 from dpfy.reporting.statement import METHOD_NAMES, Item, scope_name
 from dpfy.reporting.table import Table
 from dpfy.types import Unit

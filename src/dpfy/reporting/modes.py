@@ -10,6 +10,9 @@ from dpfy.ledger.events import Envelope, Event, RecordedQuery, Sampled
 from dpfy.plans.pate import KIND as PATE, PatePlan
 from dpfy.plans.prediction import KIND as PREDICTION, PredictionPlan
 
+SYNTHETIC_TABLE, LOCAL_REPORTS = "synthetic_table", "local_reports"
+"""The kinds of plans of :mod:`dpfy.synthesis` and :mod:`dpfy.local`."""
+
 KEY_OF_PARTS = (
     "The key that divided records among teachers is another one. It is kept in the folder of the "
     "teachers, if there is one, and is as sensitive as they are."
@@ -29,6 +32,9 @@ class Mode:
         protected_from: Who is kept from knowing, in a few words.
         threat_level: The same, in the terms of the guide's §3.1.
         table_1: The row of the guide's Table 1.
+        key: What is to be said of another key than that of the noise.
+        setting: Who is trusted, if it is not whoever holds the records.
+        model: The model of differential privacy: central or local.
     """
 
     budget: str
@@ -38,6 +44,9 @@ class Mode:
     protected_from: str
     threat_level: str
     table_1: str
+    key: str = ""
+    setting: str = ""
+    model: str = "central"
 
 
 def mode_of(plan: dict[str, Any] | None, reserved: Envelope) -> Mode | None:
@@ -53,7 +62,11 @@ def mode_of(plan: dict[str, Any] | None, reserved: Envelope) -> Mode | None:
     kind = None if plan is None else plan.get("kind")
     if kind == PATE:
         return _labels(PatePlan.from_json(plan), reserved)
-    return _predictions(PredictionPlan.from_json(plan), reserved) if kind == PREDICTION else None
+    if kind == PREDICTION:
+        return _predictions(PredictionPlan.from_json(plan), reserved)
+    if kind == SYNTHETIC_TABLE:
+        return _table(reserved)
+    return _reports(plan, reserved) if plan is not None and kind == LOCAL_REPORTS else None
 
 
 def _labels(plan: PatePlan, reserved: Envelope) -> Mode:
@@ -81,6 +94,7 @@ def _labels(plan: PatePlan, reserved: Envelope) -> Mode:
         table_1="Mode of access: model weights of the student. Differential privacy is added to "
         "the teachers' votes; the labels, the student's weights and its predictions may be "
         "public, the teachers and the training data may not.",
+        key=KEY_OF_PARTS,
     )
 
 
@@ -113,4 +127,47 @@ def _predictions(plan: PredictionPlan, reserved: Envelope) -> Mode:
         table_1="Mode of access: model predictions. Differential privacy is added to the "
         f"predictions; with an inference budget of {budget} they may be public, model weights and "
         "training data may not.",
+        key=KEY_OF_PARTS,
+    )
+
+
+def _table(reserved: Envelope) -> Mode:
+    releases = sum(run.times for run in reserved)
+    return Mode(
+        budget="Synthetic table",
+        mechanism="The release of noisy marginals and private choices among them, and hence every "
+        "synthetic table that is drawn from them",
+        output="the noisy marginals, and all tables that are drawn from them, of any number of "
+        "rows",
+        reads=f"the {releases} marginals, groups of marginals and choices that this ledger has "
+        "paid for",
+        protected_from="anybody who sees the synthetic table (B2–B6)",
+        threat_level="B2, for the synthetic table in place of the private one, and therefore B3 to "
+        "B6 for whatever is computed from it. Protected against somebody who sees the noisy "
+        "marginals, synthetic tables or models trained on them. Not protected: the private table "
+        "(B1), which only access control keeps from view.",
+        table_1="Mode of access: data (§3.2.1). Differential privacy is added to what the "
+        "synthetic table is drawn from; the table and everything computed from it may be public, "
+        "the private table may not.",
+    )
+
+
+def _reports(plan: dict[str, Any], reserved: Envelope) -> Mode:
+    sent = sum(run.times for run in reserved)
+    most = plan.get("reports")
+    return Mode(
+        budget=f"Local reports of one person: {sent} of at most {most} sent",
+        mechanism="The randomizer of one person, whose output is all reports that the person sends",
+        output="the reports, and everything that a collector computes from them and others",
+        reads=f"the {sent} reports that this ledger has paid for",
+        protected_from="anybody who sees reports, the collector included (B3–B6)",
+        threat_level="B3, and therefore B4 to B6: protected against somebody who sees every "
+        "single report, the collector included. Not protected: the value itself (B1, B2), which "
+        "does not leave the person's device, and the fact that somebody reports.",
+        table_1="Local differential privacy (§3.2.1): noise is added before data is collected; "
+        "reports and everything computed from them may be public.",
+        setting="Local differential privacy: a report protects its value when it leaves the "
+        "person's device, and nobody else is trusted. The device is trusted to draw the report as "
+        "recorded, and to send nothing else.",
+        model="local",
     )

@@ -42,6 +42,7 @@ class LedgerRecord:
     interruptions: Envelope = ()
     strict: bool = False
     basis: tuple[dict[str, Any], ...] = ()
+    grant: dict[str, Any] | None = None  # of a budget book
 
     @classmethod
     def of(cls, ledger: Ledger) -> Self:
@@ -76,6 +77,7 @@ class LedgerRecord:
             interruptions=ledger.interruptions,
             strict=header.strict,
             basis=ledger.basis,
+            grant=header.grant,
         )
 
     @property
@@ -197,4 +199,5 @@ class LedgerRecord:
             "reserved": [run.to_json() for run in self.reserved],
             "strict": self.strict,
             "basis": list(self.basis),
+            **({} if self.grant is None else {"grant": self.grant}),
         }

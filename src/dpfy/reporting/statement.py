@@ -15,7 +15,7 @@ from dpfy.accounting import (
     RenyiFilter,
     ZcdpFilter,
 )
-from dpfy.reporting import label_words
+from dpfy.reporting import budgets, label_words
 from dpfy.reporting.basis import cited
 from dpfy.reporting.costs import METHODS, Claim, Costs, Scope
 from dpfy.reporting.facts import NOT_DECLARED, RunFacts
@@ -91,6 +91,7 @@ _WHOSE = {
     Unit.RECORD: "one record",
     Unit.USER: "one user's data",
     Unit.LABEL: label_words.WHOSE,
+    Unit.REPORT: "one report",
 }
 
 
@@ -112,6 +113,7 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         )
     if record.unit is Unit.LABEL:
         output, kind, scope = label_words.OUTPUT, label_words.KIND, f" {label_words.SCOPE}"
+    model = "central" if record.mode is None else record.mode.model
     neighbours = (
         f"for {name} neighbours: data sets are neighbours if {difference.format(unit=record.unit)}"
     )
@@ -124,7 +126,7 @@ def formal_statement(record: LedgerRecord, costs: Costs, verdict: Verdict) -> st
         )
     return (
         f"{output}, is ({epsilon_text(costs.headline.interval.upper)}, "
-        f"{delta_text(costs.delta)})-{kind} in the central model, {neighbours}.{scope}"
+        f"{delta_text(costs.delta)})-{kind} in the {model} model, {neighbours}.{scope}"
     )
 
 
@@ -167,10 +169,11 @@ def statement(
         Item(
             "dp_setting",
             "DP setting",
-            label_words.SETTING if record.unit is Unit.LABEL else _SETTING,
+            _setting(record),
             "1",
         ),
         Item("data_accesses", "Data accesses covered", _accesses(facts, record), "2a"),
+        Item("dataset_budget", "Budget of the data set", budgets.state(facts, record), "2a"),
         Item("output", "Output of the mechanism", _output(facts, record), "2b"),
         Item("unit", "Unit of privacy", _unit(facts, record), "2c"),
         Item("adjacency", "Adjacency", _adjacency(record, costs), "2d"),
@@ -198,6 +201,12 @@ def statement(
         ),
         Item("verifiability", "Transparency and verifiability", _verifiability(record), "4"),
     )
+
+
+def _setting(record: LedgerRecord) -> str:
+    if record.unit is Unit.LABEL:
+        return label_words.SETTING
+    return (record.mode is not None and record.mode.setting) or _SETTING
 
 
 def _accesses(facts: RunFacts, record: LedgerRecord) -> str:
@@ -240,6 +249,12 @@ def _unit(facts: RunFacts, record: LedgerRecord) -> str:
         return (
             "User: everything that one user contributed, all rows with the same id, features and "
             f"labels. What has one id (declared): {facts.record}."
+        )
+    if record.unit is Unit.REPORT:
+        return (
+            "Report: the value that one report is about. Who reports, and how many reports a "
+            "person sends, is public; reports of one person add up. A report is about (declared): "
+            f"{facts.record}."
         )
     owned = {
         True: "declared to be at most one",

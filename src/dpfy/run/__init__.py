@@ -9,10 +9,12 @@ __getattr__, __all__ = exports(
         "checkpoint": ("resume",),
         "contributing": ("ContributingShare",),
         "individual_readings": ("budget_histogram", "own_reading"),
+        "loggers": ("MlflowLog", "WandbLog"),
         "loss_queries": ("FirstBelow", "PrivateArgmin"),
         "progress": ("ProgressBar",),
         "released": ("Batch", "Released"),
         "resources": ("Resources", "estimate_resources"),
         "run": ("Run",),
+        "step_log": ("StepLog",),
     },
 )

@@ -6,12 +6,17 @@ Tests: tests/trainer/test_trainer.py, tests/run/test_listening.py.
 """
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dpfy._extras import require
 
+REPORT = "privacy report"
+"""The name under which loggers keep the report."""
 _COLUMNS = ("step", "epoch", "epsilon", "value")
 
 
@@ -87,6 +92,9 @@ class Callback:
     def on_notice(self, text: str) -> None:
         """Hear of a problem that released values or the model show; the trainer prints it too."""
 
+    def on_report(self, files: Sequence[Path]) -> None:
+        """Hear that the privacy report was written: as Markdown, JSON and HTML."""
+
     def on_end(self) -> None:
         """Hear that the run ended, early or not."""
 
@@ -123,11 +131,87 @@ class CsvLog(Callback):
             csv.writer(file).writerows(rows)
 
 
-class TensorBoardLog(Callback):
-    """Writes every evaluation for TensorBoard, an optional extra.
+class Logger(Callback, ABC):
+    """A callback that sends numbers and the privacy report elsewhere.
+
+    It sends every evaluation; the ε spent, of each group too, whenever it is read anew; and with it
+    the noisy metrics of that step. A logger that fails says so on standard error and sends nothing
+    more: the run goes on, as its steps are paid for.
+    """
+
+    def __init__(self) -> None:
+        self._epsilons: dict[str, float] = {}  # as they were sent last
+        self._failed = False
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Begin a run there, of which ``step`` steps were taken before."""
+
+    @abstractmethod
+    def send(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers by their names."""
+
+    @abstractmethod
+    def attach(self, files: Sequence[Path]) -> None:
+        """Keep the files of the report with the run."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the run there."""
+
+    def on_start(self, steps: int, step: int) -> None:
+        """Begin."""
+        self._attempt(lambda: self.begin(step))
+
+    def on_step(self, step: Step) -> None:
+        """Send the ε and the released metrics of a step at which the ε was read anew."""
+        if moved := self._moved(step):
+            self._attempt(lambda: self.send(step.step, {**step.metrics, **moved}))
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Send the metric on public data."""
+        values = {evaluation.metric: evaluation.value, **self._moved(evaluation)}
+        self._attempt(lambda: self.send(evaluation.step, values))
+
+    def on_report(self, files: Sequence[Path]) -> None:
+        """Keep the report."""
+        self._attempt(lambda: self.attach(files))
+
+    def on_end(self) -> None:
+        """End, whatever happened to the run."""
+        self._attempt(self.end)
+
+    def _moved(self, told: Step | Evaluation) -> dict[str, float]:
+        """Return the ε of a step by name, unless none was read or it is what was sent last."""
+        groups = {f"epsilon of {name}": epsilon for name, epsilon in told.groups.items()}
+        found = {"epsilon": told.epsilon, **groups}
+        if not told.epsilon or found == self._epsilons:
+            return {}
+        self._epsilons = found
+        return found
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Do something that must not end a run; after a failure do nothing any more."""
+        if self._failed:
+            return
+        try:
+            act()
+        except Exception as error:  # of whatever kind: the steps of the run are paid for
+            self._failed = True
+            sys.stderr.write(
+                f"{type(self).__name__} failed and sends nothing more; the run goes on. "
+                f"{type(error).__name__}: {error}\n"
+            )
+
+
+class TensorBoardLog(Logger):
+    """Writes what a run releases for TensorBoard, an optional extra.
 
     Args:
         folder: The folder of TensorBoard's files.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed.
     """
 
     @staticmethod
@@ -136,18 +220,27 @@ class TensorBoardLog(Callback):
         require("tensorboard", "tensorboard")
 
     def __init__(self, folder: str | Path) -> None:
+        super().__init__()
         self.check()
+        self._folder = Path(folder)
+
+    def begin(self, step: int) -> None:
+        """Begin a file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(self._folder)  # type: ignore[no-untyped-call]
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
+    def send(self, step: int, values: Mapping[str, float]) -> None:
         """Add one point to each curve."""
-        self._writer.add_scalar(evaluation.metric, evaluation.value, evaluation.step)  # type: ignore[no-untyped-call]
-        self._writer.add_scalar("epsilon", evaluation.epsilon, evaluation.step)  # type: ignore[no-untyped-call]
-        for name, epsilon in evaluation.groups.items():
-            self._writer.add_scalar(f"epsilon of {name}", epsilon, evaluation.step)  # type: ignore[no-untyped-call]
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
 
-    def on_end(self) -> None:
+    def attach(self, files: Sequence[Path]) -> None:
+        """Add the report as text."""
+        markdown = next(file for file in files if file.suffix == ".md")
+        self._writer.add_text(REPORT, markdown.read_text(encoding="utf-8"))
+        self._writer.flush()  # it may have been closed before
+
+    def end(self) -> None:
         """Flush the file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()

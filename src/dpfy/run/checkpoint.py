@@ -7,15 +7,16 @@ writes the files; of a sharded model every process does: :mod:`dpfy.run.sharded_
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from dpfy.errors import CheckpointError
 from dpfy.plans import Plan
+from dpfy.run.listening import Observed
 from dpfy.run.position import go_on, ledger_at, ledger_path, position_of
 from dpfy.run.privatize import as_optimizers, privatize
 from dpfy.run.ranks import Ranks
@@ -26,7 +27,7 @@ from dpfy.run.state_file import read_state, write_state
 FILE = "checkpoint.safetensors"
 
 
-def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+def save(run: Observed, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
     """Write the run's public state to a folder; see :meth:`dpfy.Run.save`."""
     folder, ranks, division = Path(directory), run.context.ranks, run.context.division
     if division is not None:
@@ -37,7 +38,7 @@ def save(run: Run, directory: str | Path, extra: Mapping[str, Any] | None = None
     return folder / FILE
 
 
-def _saved(run: Run, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _saved(run: Observed, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return the public state of a run; rank 0 alone knows where in the ledger it is."""
     return {
         **(position_of(run, folder) if run.context.ranks.first else {}),
@@ -83,16 +84,36 @@ def resume(
         CheckpointError: if the checkpoint does not fit the model, the optimizers or the ledger.
         LedgerError: if the ledger cannot be continued.
     """
+    return resumed(
+        directory,
+        model,
+        as_optimizers(optimizer),
+        ledger,
+        extra,
+        lambda plan, path: privatize(model, optimizer, data, plan, path, announce=False, **options),
+    )
+
+
+Resumed = TypeVar("Resumed", bound=Observed)
+
+
+def resumed(
+    directory: str | Path,
+    model: nn.Module,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+    ledger: str | Path | None,
+    extra: Mapping[str, Any] | None,
+    begin: Callable[[Plan, Path], Resumed],
+) -> Resumed:
+    """Restore what :meth:`dpfy.Run.save` wrote, and go on with what ``begin`` makes of the plan."""
     folder, ranks = Path(directory), Ranks.present()
     if ranks.from_first(lambda: b"sharded" if (folder / INDEX).exists() else b""):
         state = read_shards(folder, model, ledger)
     else:
         state = _shared_state(folder / FILE, ledger)
     path = ledger_path(Path(directory), state, ledger)
-    plan = Plan.from_json(state["plan"])
-    optimizers = as_optimizers(optimizer)
     _restore(model, optimizers, state, extra or {})
-    run = privatize(model, optimizers, data, plan, path, announce=False, **options)
+    run = begin(Plan.from_json(state["plan"]), path)
     run.restored = state["extra"]
     go_on(run, state, state.get("controllers", {}))
     return run

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from dpfy._process import Opener
 from dpfy.errors import LedgerError
 from dpfy.gradients import Engine
 from dpfy.gradients.base import LossFn
@@ -85,6 +86,7 @@ class StepContext:
         max_physical_batch: the most rows in memory at once; None for as many as suit the engine.
         strict: whether no release may rest on an allowance.
         buffer: the memory in which sums are formed.
+        opener: the process of the run; its forks release nothing.
         division: how a sharded model is divided among the processes; None for one that is whole.
     """
 
@@ -106,6 +108,7 @@ class StepContext:
     max_physical_batch: int | None = None
     strict: bool = False
     buffer: SumBuffer = field(default_factory=SumBuffer)
+    opener: Opener = field(default_factory=Opener)
     division: Division | None = None
 
     def __repr__(self) -> str:
@@ -120,6 +123,19 @@ class StepContext:
                 "the answer to the other ranks if they need it."
             )
         return self.open_ledger
+
+    def require_opener(self) -> None:
+        """Refuse to release in a fork, which has a copy of the steps that are paid for.
+
+        Raises:
+            LedgerError: in every process but the one that opened the run.
+        """
+        self.opener.require(
+            "This run",
+            "release from it",
+            "Its steps are paid for once. Release in the process that opened it, or begin a run "
+            "with a ledger of its own in this one.",
+        )
 
     def close(self) -> None:
         """Close the ledger, and end the threads and processes of noise and loading."""

@@ -123,6 +123,8 @@ class Gate:
     def _known_gradients(self) -> dict[str, bool]:
         """Return for each gradient whether it is released."""
         present = self._present()
+        if not present:  # as after zero_grad
+            return {}
         marks = {
             name: mark
             for name, gradient in present.items()

@@ -10,16 +10,18 @@ from pathlib import Path
 from dpfy._version import __version__
 from dpfy.errors import InvalidArgument
 from dpfy.ledger import Header, Ledger
+from dpfy.ledger.grant import Booking, Grant
 from dpfy.plans import Plan
 
 
 def open_ledger(
-    ledger: str | Path | Ledger,
+    ledger: str | Path | Ledger | Booking,
     plan: Plan,
     key_source: str,
     anchor: str | Path | None,
     block: int,
     strict: bool,
+    grant: Grant | None = None,
 ) -> Ledger:
     """Open the ledger as its only writer, or add the plan to one that is open."""
     guard, rule = plan.guard(), plan.filter
@@ -37,18 +39,19 @@ def open_ledger(
         strict=strict,
     )
     if isinstance(ledger, Ledger):
-        if anchor is not None or block != 1:
+        if anchor is not None or block != 1 or grant is not None:
             raise InvalidArgument(
-                "anchor= and block= belong to Ledger.open; this ledger is open already."
+                "anchor=, block= and grant= belong to Ledger.open; this ledger is open already."
             )
         ledger.register(guard, header)
         return ledger
-    return Ledger.open(Path(ledger), guard, header, anchor=anchor, block=block)
+    place = ledger if isinstance(ledger, Booking) else Path(ledger)
+    return Ledger.open(place, guard, header, anchor=anchor, block=block, grant=grant)
 
 
-def new_path(ledger: str | Path | Ledger, anchor: str | Path | None) -> Path:
+def new_path(ledger: str | Path | Ledger | Booking, anchor: str | Path | None) -> Path:
     """Return a path on which there is no ledger: the given one, or the first free one like it."""
-    if isinstance(ledger, Ledger) or anchor is not None:
+    if isinstance(ledger, Ledger | Booking) or anchor is not None:
         raise InvalidArgument(
             "if_exists='new' chooses another file if need be: expected ledger= to be a path, and "
             "no anchor=, which belongs to one ledger."
@@ -65,7 +68,7 @@ def new_path(ledger: str | Path | Ledger, anchor: str | Path | None) -> Path:
     return path
 
 
-def nothing_left(plan: Plan, ledger: str | Path | Ledger, taken: int) -> str:
+def nothing_left(plan: Plan, ledger: str | Path | Ledger | Booking, taken: int) -> str:
     """Say that a ledger has no step left for a run, and what to do."""
     name = (ledger.path or "in memory") if isinstance(ledger, Ledger) else ledger
     spent = (

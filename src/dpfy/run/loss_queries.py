@@ -240,4 +240,5 @@ class _Losses:
 
         with isolated_rng(context.streams.training):
             visit(self._records, self._parts, steps, take)
+        context.require_opener()  # the loss may have forked
         return math.ldexp(float(total), -32) * self._bound

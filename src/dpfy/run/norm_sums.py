@@ -172,7 +172,9 @@ def _norms(context: "StepContext", loss_fn: LossFn) -> np.ndarray:
     with isolated_rng(context.streams.training):
         engine = context.engine_for(loss_fn)
         clipping = ReleaseLayout(context.plan.query, context.trained(), ()).clipping(grid=1.0)
-        return all_norms(context, engine, loss_fn, clipping)
+        norms = all_norms(context, engine, loss_fn, clipping)
+    context.require_opener()  # the loss may have forked
+    return norms
 
 
 def _state(context: "StepContext", controller: NormSumSampling) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from typing import Any
 from dpfy.errors import CheckpointError
 from dpfy.ledger import Ledger
 from dpfy.plans import Plan
-from dpfy.run.run import Run
+from dpfy.run.listening import Observed
 
 _SCHEMAS = (1, 2)
 
 
-def position_of(run: Run, folder: Path) -> dict[str, Any]:
+def position_of(run: Observed, folder: Path) -> dict[str, Any]:
     """Return what ties a checkpoint in ``folder`` to the ledger, as JSON: rank 0 alone knows it."""
     ledger = run.ledger
     if ledger.path is None:
@@ -54,7 +54,7 @@ def ledger_at(position: dict[str, Any], folder: Path, ledger: str | Path | None 
     return path
 
 
-def go_on(run: Run, position: dict[str, Any], controllers: Mapping[str, Any]) -> None:
+def go_on(run: Observed, position: dict[str, Any], controllers: Mapping[str, Any]) -> None:
     """Go on from a checkpoint: restore the controllers, and count the steps that are lost."""
     plan, saved, ranks = run.plan, position["ledger"], run.context.ranks
     run.context.controllers.load_state_dict(controllers)

@@ -23,6 +23,7 @@ from dpfy.gradients.bookkeeping.native import convolution
 from dpfy.gradients.sharded.engine import engines_of
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import ImportanceSchedule
+from dpfy.ledger.grant import Booking, Grant
 from dpfy.ledger.individual import FilteredPoisson, Individual
 from dpfy.mechanisms.sampling import CyclicPoissonSampler, FixedOrderSampler, sampler_for
 from dpfy.mechanisms.sampling.fixed import require_declared
@@ -69,7 +70,7 @@ def privatize(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     data: Any,
     plan: Plan,
-    ledger: str | Path | Ledger = "run.dpl",
+    ledger: str | Path | Ledger | Booking = "run.dpl",
     *,
     max_physical_batch: int | None = None,
     engine: str = "auto",
@@ -87,6 +88,7 @@ def privatize(
     rows_per_user: int | None = None,
     group_of: Any = None,
     strict: bool = False,
+    grant: Grant | None = None,
 ) -> Run:
     """Bind a plan to a model, its optimizer, private data and a ledger.
 
@@ -105,7 +107,8 @@ def privatize(
         whose
             guard then admits or refuses every step before records are read, and whatever your own
             code reserves with ``run.ledger.reserve``.
-        ledger: the file of the ledger, or an open one. Default: ``run.dpl``.
+        ledger: the file of the ledger, an open one, or what :meth:`dpfy.BudgetBook.pay_for`
+            returned. Default: ``run.dpl``.
         max_physical_batch: the most rows in memory at once; it changes rounding errors only.
         Default:
             as many as suit the engine.
@@ -145,6 +148,9 @@ def privatize(
             docs/how-to/individual-budgets.md.
         strict: whether to refuse whatever rests on an allowance instead of a proof; see
             docs/how-to/engines.md. Default: False.
+        grant: the grant of a :class:`~dpfy.budgets.BudgetBook` that pays for the run from the
+            budget of its data set. Default: none, so that what other runs spent on the same records
+            is not known.
 
     Returns:
         The run; iterate over it for batches.
@@ -156,6 +162,7 @@ def privatize(
         declared.
         LedgerFinished: if all steps of the plan were spent on the ledger before.
         LedgerError: if the ledger cannot be opened or belongs to another plan.
+        BookError: if the book does not let the run begin.
     """
     optimizers = as_optimizers(optimizer)
     plan = _protecting(plan, unit)
@@ -233,7 +240,7 @@ def privatize(
         if if_exists == "new" and ranks.first:
             ledger = new_path(ledger, anchor)
         opened = (
-            open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict)
+            open_ledger(ledger, plan, streams.noise.key_source, anchor, block, strict, grant)
             if ranks.first
             else None
         )

@@ -118,7 +118,14 @@ class ReleaseLayout:
 
     def clipping(self, grid: float) -> Clipping:
         """Return how records are bounded and in which units their gradients are summed."""
-        return replace(self._clipping, grid=grid)
+        if grid not in self._clippings:
+            self._clippings[grid] = replace(self._clipping, grid=grid)
+        return self._clippings[grid]
+
+    @cached_property
+    def _clippings(self) -> dict[float, Clipping]:
+        """The clipping on each lattice that was asked for."""
+        return {}
 
     def add_statistics(self, seen: Sequence[RecordStats], totals: Sequence[torch.Tensor]) -> None:
         """Add what the records that were seen contribute to the statistics."""

@@ -5,24 +5,20 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from dpfy.accounting import account
 from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.gradients.base import LossFn
-from dpfy.ledger import Ledger
+from dpfy.gradients.modules import modules_of
 from dpfy.run.context import StepContext
-from dpfy.run.gate import Gate, are_finite
+from dpfy.run.gate import are_finite
 from dpfy.run.listening import Observed
 from dpfy.run.released import Batch, Released
 from dpfy.run.step import take_step
 from dpfy.run.terms import event_of
 from dpfy.sandbox.torch_settings import certified
-from dpfy.types import Interval
 
 
 class Run(Observed):
@@ -45,27 +41,11 @@ class Run(Observed):
     """
 
     def __init__(self, context: StepContext, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
-        self.context = context
-        self.plan = context.plan
-        self.model: nn.Module = context.model
-        self.optimizers = optimizers
+        super().__init__(context, optimizers)
+        self.context: StepContext = context
         self.strict = context.strict  # whether no release may rest on an allowance
-        self.restored: dict[str, Any] = {}  # what ``save`` was given as ``extra``, after a resume
-        self.lost_steps = 0  # paid for before a crash and not part of the model that was resumed
-        self._gate = Gate(optimizers, dict(context.parameters))
-        super().__init__()
 
     # Walking through the plan
-
-    @property
-    def steps_left(self) -> int:
-        """How many batches the plan still has to give."""
-        return self.plan.steps - self.context.progress.handed_out
-
-    @property
-    def steps_taken(self) -> int:
-        """How many steps of the plan are paid for and behind this run."""
-        return self.context.progress.taken
 
     @property
     def exhausted(self) -> bool:
@@ -78,9 +58,6 @@ class Run(Observed):
     def __iter__(self) -> Iterator[Batch]:
         return _batches(self, self.plan.steps)
 
-    def __len__(self) -> int:
-        return self.steps_left
-
     def epochs(self) -> Iterator[Iterator[Batch]]:
         """Yield one iterator of batches per epoch of the plan, from where the run is.
 
@@ -92,19 +69,6 @@ class Run(Observed):
             if self.exhausted:
                 return
             yield _batches(self, self.plan.last_step_of(epoch))
-
-    def measured(self, value: float, metric: str = "accuracy") -> None:
-        """Tell controllers, listeners and the report what was measured on public data.
-
-        *Assumes*: no private record had a part in it other than through the model. Of several
-        processes all are told the same.
-
-        Args:
-            value: the measurement; what it means is up to the controllers.
-            metric: its name, for listeners and the report.
-        """
-        self.context.controllers.on_public_metric(value)
-        self._note(float(value), metric)
 
     # One step
 
@@ -126,9 +90,9 @@ class Run(Observed):
         with certified():
             self._gate.check("run.backward()")
             released = self.release(loss_fn, batch)
-            _add_to_gradients(self.context.parameters, self.optimizers, released)
+            add_to_gradients(self.context.parameters, self.optimizers, released)
             self._gate.mark_released()
-        for module in self.model.modules():
+        for module in modules_of(self.model):
             if callable(absorb := getattr(module, "absorb", None)):
                 absorb(released.statistics)
         return released
@@ -150,26 +114,24 @@ class Run(Observed):
             BudgetExhausted: if the budget has no room for the step; nothing was read then.
             DivergenceError: if the model has parameters that are not finite.
             InvalidArgument: if the run is closed, or the batch is another run's.
+            LedgerError: in a fork of the process that opened the run.
         """
         with certified():  # whatever torch is set to around it; one thread of a process at a time
             if self._closed:
                 raise InvalidArgument("This run is closed. Open another with dpfy.privatize.")
+            self.context.require_opener()
             if not isinstance(batch, Batch) or batch.owner is not self:
                 raise InvalidArgument("Expected a batch that iterating over this run yielded.")
             _check_ready(self.context, batch)
             released = take_step(self.context, loss_fn, batch)
+            self.context.require_opener()  # the loss or the data set may have forked
             if self.context.engines.unsaid and self.context.ranks.first:
                 self.context.engines.announce()
             for each in self._listeners:  # which rank 0 has
                 each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
             return released
 
-    # What was spent, and the gate
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of the run; of several processes rank 0 has it."""
-        return self.context.ledger
+    # What is known of it, and the gate
 
     @property
     def declared(self) -> str:
@@ -187,23 +149,14 @@ class Run(Observed):
         return self.context.engines.name
 
     @property
+    def engine_notice(self) -> str:
+        """Why ``auto`` took a slower engine than the fastest, with the line of code; or nothing."""
+        return self.context.engines.notice
+
+    @property
     def largest_chunk(self) -> int | None:
         """The most units of privacy in memory at once; None without a limit."""
         return self.context.largest_chunk(self.context.engines.current)
-
-    def spent(self, delta: float) -> Interval:
-        """Return the ε of all that was reserved so far, as a certified interval.
-
-        Args:
-            delta: the failure probability, between 0 and 1.
-
-        Returns:
-            The interval; its upper end may be claimed. Under a filter it is that of its limit.
-            Where groups of records have budgets of their own it is a
-            :class:`~dpfy.types.GroupInterval`: ``groups`` has one interval for each, and the ends
-            are those of the weakest.
-        """
-        return account(self.ledger).epsilon(delta)
 
     def postprocessing(self) -> AbstractContextManager[None]:
         """Allow deliberate edits of released gradients inside the block."""
@@ -212,31 +165,6 @@ class Run(Observed):
     def public(self) -> AbstractContextManager[None]:
         """Allow gradients of public data, from plain ``loss.backward()``, inside the block."""
         return self._gate.vouched("run.public()")
-
-    def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write a checkpoint of the model, the optimizers and ``extra``, for :func:`dpfy.resume`.
-
-        No state of the noise or of the sampling is saved: a resumed run draws fresh ones.
-
-        Args:
-            directory: the folder of the checkpoint.
-            extra: plain values, or objects with a ``state_dict`` such as a scheduler.
-
-        Returns:
-            The file.
-        """
-        from dpfy.run.checkpoint import save  # it builds on this module
-
-        return save(self, directory, extra)
-
-    def close(self) -> None:
-        """Remove the gate and close the ledger; the model and the optimizer are as they were."""
-        if not self._closed:
-            self._closed = True
-            for each in self._listeners:
-                each.tell("on_end")
-            self._gate.close()
-            self.context.close()
 
 
 def is_exhausted(context: StepContext) -> bool:
@@ -274,7 +202,7 @@ def _check_ready(context: StepContext, batch: Batch) -> None:
         )
 
 
-def _add_to_gradients(
+def add_to_gradients(
     parameters: Mapping[str, nn.Parameter],
     optimizers: tuple[torch.optim.Optimizer, ...],
     released: Released,

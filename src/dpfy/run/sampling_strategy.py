@@ -17,6 +17,7 @@ import torch
 from dpfy.errors import LedgerMismatch
 from dpfy.gradients import ENGINES, Engine
 from dpfy.gradients.base import LossFn
+from dpfy.ledger import Ledger
 from dpfy.ledger.events import Event, Policy
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import StepConfig
@@ -54,7 +55,7 @@ class Sample:
     def drawn(cls, indices: np.ndarray, stream: SecureStream, seed_words: int) -> Self:
         """Let every drawn unit draw its tag and its seeds."""
         tags = draw_tags(stream, len(indices))
-        seeds = stream.words(seed_words * len(indices)).view(np.int64).copy()
+        seeds = stream.words(seed_words * len(indices)).view(np.int64)
         return cls(
             torch.from_numpy(indices.astype(np.int64, copy=False)),
             tags,
@@ -174,6 +175,15 @@ class IndependentSampling(SamplingStrategy):
         return Sample.drawn(indices, context.streams.sampling, context.records.seed_words)
 
 
+def check_next_row(ledger: Ledger, step: int) -> None:
+    """Refuse a ledger whose next row of the stream is not that of a step, counted from 1."""
+    if (rows := ledger.plan_count) != step - 1:
+        raise LedgerMismatch(
+            f"Row {step} of the stream is next in this run, and the ledger has {rows}: another run "
+            "writes to it. Nothing was read; give each run its own ledger."
+        )
+
+
 class ScheduledSampling(IndependentSampling):
     """Draw samples from the records whose turn it is, by the number of the step.
 
@@ -193,11 +203,8 @@ class ScheduledSampling(IndependentSampling):
     def before_step(self, context: "StepContext", loss_fn: LossFn, step: int) -> None:
         """Refuse a ledger with rows of another run, which would be charged as one stream."""
         with context.ranks.together():
-            if context.ranks.first and (rows := context.ledger.plan_count) != step - 1:
-                raise LedgerMismatch(
-                    f"Row {step} of the stream is next in this run, and the ledger has {rows}: "
-                    "another run writes to it. Nothing was read; give each run its own ledger."
-                )
+            if context.ranks.first:
+                check_next_row(context.ledger, step)
 
     def draw(self, context: "StepContext", step: int) -> Sample:
         """Turn to the step, and draw its sample."""

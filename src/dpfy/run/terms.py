@@ -5,10 +5,11 @@ Tests: tests/run/test_step.py.
 
 from dpfy.errors import LedgerMismatch
 from dpfy.gradients import Engine
-from dpfy.ledger.events import Event, Sampled
+from dpfy.ledger.events import Event, Policy, Sampled
 from dpfy.mechanisms.controllers import StepConfig
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.mechanisms.statistics import shared_rounding
+from dpfy.plans import Plan
 from dpfy.plans.correlation import row_of
 from dpfy.run.context import StepContext
 from dpfy.run.partition import BatchPartition
@@ -30,15 +31,35 @@ def event_of(context: StepContext, step: int, config: StepConfig) -> Event:
         LedgerMismatch: if what is about to run is not the event of the plan.
     """
     plan, sampling = context.plan, context.sampling
+    if plan.correlation is not None:
+        return licensed_event(plan, sampling.policy, step, config)
+    return licensed_event(plan, sampling.policy_at(step, config), step, config)
+
+
+def licensed_event(plan: Plan, policy: Policy, step: int, config: StepConfig) -> Event:
+    """Return the event of a sample drawn by a policy and of a query; it must be the planned one.
+
+    Args:
+        plan: what was planned.
+        policy: the policy of the step, as the sampler itself names it.
+        step: the step, counted from 1.
+        config: what the step is run with.
+
+    Returns:
+        The event to reserve.
+
+    Raises:
+        LedgerMismatch: if what is about to run is not the event of the plan.
+    """
     rate = None if config.draw is None else config.draw.rate
-    noise_multiplier = noise_multiplier_of(context, step, config)
+    noise_multiplier = plan.noise_at(step) * config.noise
     event: Event
     if plan.correlation is not None:
-        event = row_of(sampling.policy, plan.correlation, plan.steps, noise_multiplier)
+        event = row_of(policy, plan.correlation, plan.steps, noise_multiplier)
     else:
-        due = step if sampling.steps_per_event == 1 else 1
+        due = step if plan.steps_per_event == 1 else 1
         queries = config.query.sum_queries(noise_multiplier, due)
-        event = Sampled(sampling.policy_at(step, config), queries, adaptive=plan.adaptive)
+        event = Sampled(policy, queries, adaptive=plan.adaptive)
     if event != plan.event_at(step, config.noise, rate):
         raise LedgerMismatch(
             "The query that is about to run is not the event of the plan; nothing was read."

@@ -34,6 +34,8 @@ _SETTING: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 
 
+_Function = Callable[..., Any]
+
 _stream: ContextVar[SecureStream | None] = ContextVar("stream", default=None)
 
 
@@ -182,7 +184,7 @@ def _without_seeding() -> AbstractContextManager[None]:
     """Make seeding in this thread ineffective: the numbers that follow would be known."""
     thread = threading.get_ident()
 
-    def inert(function: Callable[..., Any]) -> Callable[..., Any]:
+    def inert(function: _Function) -> _Function:
         return lambda *args, **kwargs: (
             None if threading.get_ident() == thread else function(*args, **kwargs)
         )

@@ -165,6 +165,12 @@ class TorchSettings:
 _around: ContextVar[tuple[TorchSettings, TorchSettings] | None] = ContextVar("around", default=None)
 
 
+@lru_cache(maxsize=8)
+def _certified(users: TorchSettings) -> TorchSettings:
+    """Return what settings of the program become in a step: the same in most steps."""
+    return users.certified()
+
+
 @contextmanager
 def certified() -> Iterator[None]:
     """Compute under the settings that the proofs assume, with gradients; restore torch afterwards.
@@ -180,7 +186,7 @@ def certified() -> Iterator[None]:
             yield
             return
         users = TorchSettings.present()
-        ours = users.certified()
+        ours = _certified(users)
         token = _around.set((users, ours))
         try:
             with (
@@ -225,8 +231,8 @@ def users_code() -> Iterator[None]:
         yield
         return
     (users, ours), gradients = found, torch.is_grad_enabled()
-    if (inside := ours.for_users_code(users)) != ours:
-        inside.impose()
+    if (ours.autocast, ours.default_dtype) != (users.autocast, users.default_dtype):
+        ours.for_users_code(users).impose()
     try:
         yield
     finally:

@@ -12,11 +12,11 @@ for _package in ("starlette", "uvicorn"):
     require(_package, "service")
 
 __getattr__, __all__ = exports(
-    __name__,
+    "dpfy",
     {
-        "app": ("make_app",),
-        "limits": ("Limits",),
-        "server": ("Service", "serve"),
-        "tokens": ("create_token",),
+        "serving.app": ("make_app",),
+        "serving.server": ("Service", "serve"),
+        "web.limits": ("Limits",),
+        "web.tokens": ("create_token",),
     },
 )

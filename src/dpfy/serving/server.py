@@ -8,7 +8,7 @@ from typing import Any
 
 from dpfy import _validate
 from dpfy.ensembles.prediction_folder import LEDGER, open_predictor, plan_of
-from dpfy.serving.limits import Limits
+from dpfy.web.limits import Limits
 
 TOKEN = "token.sha256"
 _SETTINGS = "DPFY_SERVICE"  # the environment variable by which workers know what to serve
@@ -71,7 +71,7 @@ def serve(service: Service) -> None:
     """
     import uvicorn
 
-    from dpfy.serving.tokens import read_digest
+    from dpfy.web.tokens import read_digest
 
     read_digest(service.token_file)
     plan_of(service.ledger_file)
@@ -91,7 +91,7 @@ def serve(service: Service) -> None:
 def worker_app() -> Any:
     """Return the application of one process, from what the first one left in the environment."""
     from dpfy.serving.app import make_app
-    from dpfy.serving.tokens import read_digest
+    from dpfy.web.tokens import read_digest
 
     values = json.loads(os.environ[_SETTINGS])
     service = Service(**{**values, "limits": Limits(**values["limits"])})

@@ -5,8 +5,10 @@ from dpfy._lazy import exports
 __getattr__, __all__ = exports(
     __name__,
     {
-        "config": ("ImportanceConfig", "TrainConfig", "template"),
+        "config": ("TrainConfig", "template"),
+        "importance_settings": ("ImportanceConfig",),
+        "result": ("TrainingResult",),
         "saved": ("load_model",),
-        "trainer": ("Trainer", "TrainingResult"),
+        "trainer": ("Trainer",),
     },
 )

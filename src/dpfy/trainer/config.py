@@ -5,32 +5,46 @@ template, ``--help`` and the reference page print. :func:`all_settings` lists th
 table ``[importance]`` included. Names of version 0.1 stay valid: see :data:`OLD_NAMES`.
 """
 
-import difflib
-import functools
 import textwrap
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from dpfy import _validate
-from dpfy._extras import require
-from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
-from dpfy.mechanisms.controllers import Controller, named_schedule
+from dpfy.mechanisms.controllers import named_schedule
 from dpfy.run.strict import strict_engine
+from dpfy.trainer.config_files import read_settings
 from dpfy.trainer.correlation import check_correlation
 from dpfy.trainer.group_budgets import check_group_settings
+from dpfy.trainer.importance_settings import (
+    ImportanceConfig,
+    check_importance,
+)
 from dpfy.trainer.label_settings import PROTECT, check_label_settings, named_label_method
+from dpfy.trainer.log_settings import named_loggers
+from dpfy.trainer.old_names import (
+    OLD_NAMES,
+    as_mapping,
+    check_names,
+    current_names,
+    warn_of_old_names,
+    with_old_names,
+)
 from dpfy.trainer.options import (
-    importance_options,
     named_algorithm,
-    named_noise,
     named_optimizer,
     plan_options,
 )
-from dpfy.trainer.settings import Setting, check_type, documented, option, setting_of
+from dpfy.trainer.settings import (
+    Setting,
+    changed_settings,
+    check_type,
+    documented,
+    option,
+    setting_of,
+)
 from dpfy.types import Relation
 
 SCHEDULES = ("constant", "cosine", "linear")
@@ -62,167 +76,10 @@ SECTIONS = {
 }
 """The first setting of each section of a file, and the title of the section."""
 _CHOSEN = "chosen for the data set"
-_NOT_BY_NORM = {
-    "clipping": "contributions have one norm, which follows ratio and ratio_schedule",
-    "clip_schedule": "contributions have one norm, which follows ratio and ratio_schedule",
-    "groups": "a record is accepted by one norm, and groups would have several",
-    "capacity": "it cuts a truncated_poisson sample",
-    "users": "it protects records, one by one",
-    "rows_per_user": "it protects records, one by one",
-    "private_metrics": "records that are proposed and not accepted would be counted in them",
-    "algorithm": "there is no rule for comparing losses on such a sample",
-}
-"""Settings that importance sampling leaves at their defaults, and why."""
 
 
 @documented
-@dataclass(frozen=True)
-class ImportanceConfig:
-    """Settings of importance sampling (DPIS): the table ``[importance]`` of a file.
-
-    They have a meaning with ``sampling="importance"`` only; see :func:`dpfy.dpis`.
-
-    >>> TrainConfig(sampling="importance", importance=ImportanceConfig(ratio=0.6)).importance.ratio
-    0.6
-    """
-
-    ratio: float | None = option(
-        None,
-        "Norm of every contribution to an importance sample, in clip bounds; best near the mean "
-        "of min(norm, clip)/clip.",
-        example=0.5,
-        otherwise="0.5",
-        needs='sampling = "importance"',
-    )
-    ratio_schedule: str | None = option(
-        None,
-        "Schedule of the ratio of importance sampling, fixed in advance; syntax as for "
-        "noise_schedule, and a ratio is needed.",
-        example="step:0.8:5",
-        needs='sampling = "importance" and importance.ratio = 0.5',
-    )
-    slack: float | None = option(
-        None,
-        "Factor by which the norm of a record may grow within an epoch before importance "
-        "sampling clips the record for it.",
-        example=3.0,
-        otherwise="3",
-        needs='sampling = "importance"',
-    )
-    floor: float | None = option(
-        None,
-        "Least norm of a record in importance sampling, in clip bounds; smaller norms count as "
-        "this one.",
-        example=0.0625,
-        otherwise="1/16",
-        needs='sampling = "importance"',
-    )
-    norm_sum: str = option(
-        "scheduled",
-        "Source of the ratios of importance sampling: scheduled, or released (they follow noisy "
-        "sums of norms, under a filter), with numbers as "
-        "released:NOISE:CAUTIOUS:CLIP_FACTOR:SIZE_NOISE.",
-        needs='sampling = "importance"',
-    )
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            check_type(f"importance.{item.name}", getattr(self, item.name), item.type)
-        for name in ("ratio", "slack", "floor"):
-            if getattr(self, name) is not None:
-                _validate.positive(name, getattr(self, name))
-        if self.ratio_schedule and self.ratio is None:
-            raise InvalidArgument(
-                f"Expected a ratio= that ratio_schedule={self.ratio_schedule!r} begins with."
-            )
-        self.options()
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of :func:`dpfy.dpis` that the settings mean."""
-        return importance_options(
-            self.ratio, self.ratio_schedule, self.slack, self.floor, self.norm_sum
-        )
-
-    def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return these settings with other values; an unknown name is an error."""
-        _check_names(values, [item.name for item in fields(self)], "importance.")
-        return replace(self, **values)
-
-
-T = TypeVar("T")
-
-OLD_NAMES = {
-    "schedule": "lr_schedule",
-    "tail": "average_tail",
-    **{item.name: f"importance.{item.name}" for item in fields(ImportanceConfig)},
-}
-"""Settings before version 0.2, and what they are called now."""
-
-
-def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings under the names of today, as files of version 0.1 need it.
-
-    Args:
-        values: Settings, some of them perhaps under old names.
-
-    Returns:
-        The settings, with the table ``importance`` as a mapping.
-
-    >>> current_names({"tail": 0.25, "ratio": 0.5})
-    {'average_tail': 0.25, 'importance': {'ratio': 0.5}}
-    """
-    found = {name: value for name, value in values.items() if name not in OLD_NAMES}
-    for old in (name for name in values if name in OLD_NAMES):
-        table, _, name = OLD_NAMES[old].rpartition(".")
-        if table:
-            found[table] = {**_as_mapping(found.get(table, {})), name: values[old]}
-        else:
-            found[name] = values[old]
-    return found
-
-
-def _as_mapping(table: Any) -> dict[str, Any]:
-    """The values of a table that was given as one or as :class:`ImportanceConfig`."""
-    if isinstance(table, ImportanceConfig):
-        return {item.name: getattr(table, item.name) for item in fields(table)}
-    if not isinstance(table, Mapping):
-        raise InvalidArgument(
-            f"Expected importance={table!r} to be a table, such as [importance] with a line "
-            "ratio = 0.5."
-        )
-    return dict(table)
-
-
-def _warn_of_old_names(values: Mapping[str, Any], stacklevel: int) -> None:
-    """Say what each old name is called now."""
-    for old in (name for name in values if name in OLD_NAMES):
-        warn_renamed(f"the setting {old}", OLD_NAMES[old], stacklevel + 1)
-
-
-def _with_old_names(cls: type[T]) -> type[T]:
-    """Let a configuration be made, and read, by the names of version 0.1."""
-    make: Any = cls.__init__
-
-    @functools.wraps(make)
-    def init(self: T, *values: Any, **named: Any) -> None:
-        _warn_of_old_names(named, 3)
-        make(self, *values, **current_names(named))
-
-    cls.__init__ = init  # type: ignore[assignment]
-    for old, new in OLD_NAMES.items():
-        doc = f"Old name of ``{new}``."
-        setattr(cls, old, property(functools.partial(_read_old, old), doc=doc))
-    return cls
-
-
-def _read_old(old: str, config: Any) -> Any:
-    """Read a setting by its old name."""
-    warn_renamed(f"the setting {old}", OLD_NAMES[old])
-    return functools.reduce(getattr, OLD_NAMES[old].split("."), config)
-
-
-@documented
-@_with_old_names
+@with_old_names
 @dataclass(frozen=True)
 class TrainConfig:
     """Hold all settings of ``dpfy train`` and :class:`dpfy.Trainer`; public constants only.
@@ -503,16 +360,32 @@ class TrainConfig:
         "File in another place that also keeps the head of the ledger.",
         example="/backup/run.head",
     )
+    budget: str | None = option(
+        None,
+        "Budget book and data set, as URL#dataset, whose budget pays for the run.",
+        example="sqlite:///team.db#admissions-2026",
+        otherwise="no book: what other runs spent on the same records is not known",
+    )
     csv: bool = option(True, "Whether to write the evaluations to evaluations.csv.")
     tensorboard: bool = option(
         False,
         "Whether to write the evaluations for TensorBoard too; needs the extra tensorboard.",
     )
+    log: str | tuple | None = option(  # type: ignore[type-arg]
+        None,
+        "Trackers that are told what callbacks hear, with the report: mlflow:ADDRESS, "
+        "wandb:offline or tensorboard:FOLDER, in a list or separated by commas; each needs the "
+        "extra of its name.",
+        example=["mlflow:sqlite:///mlflow.db", "wandb:offline"],
+    )
 
     def __post_init__(self) -> None:
         table: Any = self.importance
         if not isinstance(table, ImportanceConfig):
-            object.__setattr__(self, "importance", ImportanceConfig().changed(_as_mapping(table)))
+            object.__setattr__(self, "importance", ImportanceConfig().changed(as_mapping(table)))
+        if self.log is not None and isinstance(self.log, str | list | tuple):
+            listed = tuple(f"{kind}:{where}" for kind, where in named_loggers(self.log))
+            object.__setattr__(self, "log", listed or None)
         for item in fields(self):
             check_type(item.name, getattr(self, item.name), item.type)
         _validate.epsilon(self.epsilon)
@@ -574,10 +447,11 @@ class TrainConfig:
         named_label_method(self.label_method)
         if self.classes is not None:
             _validate.count("classes", self.classes, minimum=2)
-        check_label_settings(_changed(self), self.protect, named_optimizer(self.optimizer)[0])
-        self._check_importance()
+        given = changed_settings(self)
+        check_label_settings(given, self.protect, named_optimizer(self.optimizer)[0])
+        check_importance(self, given)
         check_correlation(self)
-        check_group_settings(self, _changed(self))
+        check_group_settings(self, given)
         if self.strict:
             self._check_strict()
 
@@ -597,38 +471,6 @@ class TrainConfig:
             raise InvalidArgument(
                 f"Expected algorithm='dpsgd' with strict, got {self.algorithm!r}: it compares "
                 "losses, whose rounding error is covered by an allowance."
-            )
-
-    def _check_importance(self) -> None:
-        """Refuse settings without a meaning, or a proof, with or without importance sampling."""
-        if self.sampling != "importance":
-            if given := _changed(self.importance):
-                name, value = next(iter(given.items()))
-                raise InvalidArgument(
-                    f"Expected sampling='importance' with importance.{name}={value!r}, got "
-                    f"{self.sampling!r}."
-                )
-            return
-        given = _changed(self)
-        if name := next((name for name in _NOT_BY_NORM if name in given), ""):
-            raise InvalidArgument(
-                f"Expected no {name}={given[name]!r} with importance sampling: "
-                f"{_NOT_BY_NORM[name]}. Leave it out, or use sampling='poisson'."
-            )
-        if self.noise_schedule and isinstance(named_noise(self.noise_schedule), Controller):
-            raise InvalidArgument(
-                "Expected a noise_schedule that is fixed in advance with importance sampling, got "
-                f"{self.noise_schedule!r}: what chooses from outputs there is norm_sum='released'."
-            )
-        if self.batchnorm == "private":
-            raise InvalidArgument(
-                "Expected batchnorm='group' or 'public' with importance sampling, got 'private': "
-                "records that are proposed and not accepted would be counted in its statistics."
-            )
-        if self.engine == "ghost":
-            raise InvalidArgument(
-                "Expected engine='auto', 'bookkeeping', 'vmap' or 'loop' with importance sampling, "
-                "got 'ghost': records are accepted by the norm of the very gradient that is summed."
             )
 
     @classmethod
@@ -651,14 +493,14 @@ class TrainConfig:
     def _from_mapping(cls, values: Mapping[str, Any], stacklevel: int) -> Self:
         """Check the names; warn ``stacklevel`` frames up if some of them are old."""
         known = [item.name for item in fields(cls)]
-        _check_names(values, [*known, *OLD_NAMES], suggested=known)
+        check_names(values, [*known, *OLD_NAMES], suggested=known)
         for old in (name for name in values if name in OLD_NAMES):
             table, _, name = OLD_NAMES[old].rpartition(".")
-            if name in (_as_mapping(values.get(table, {})) if table else values):
+            if name in (as_mapping(values.get(table, {})) if table else values):
                 raise InvalidArgument(
                     f"Expected {OLD_NAMES[old]} or its old name {old}, not both. Leave {old} out."
                 )
-        _warn_of_old_names(values, stacklevel)
+        warn_of_old_names(values, stacklevel)
         return cls(**current_names(values))
 
     @classmethod
@@ -675,7 +517,7 @@ class TrainConfig:
             InvalidArgument: The file is missing or malformed, or as for :meth:`from_mapping`.
             MissingExtra: The file is YAML and PyYAML is not installed.
         """
-        return cls._from_mapping(_read(Path(path)), 4)
+        return cls._from_mapping(read_settings(Path(path)), 4)
 
     def with_flags(self, flags: Mapping[str, Any]) -> Self:
         """Return the configuration with every flag that was given instead of its value.
@@ -689,13 +531,13 @@ class TrainConfig:
         """
         given = current_names({name: value for name, value in flags.items() if value is not None})
         if "importance" in given:
-            given["importance"] = self.importance.changed(_as_mapping(given["importance"]))
+            given["importance"] = self.importance.changed(as_mapping(given["importance"]))
         return replace(self, **given)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return all settings that are not None, with the table ``importance`` as a mapping."""
         return {
-            item.name: _set_values(value) if item.name == "importance" else value
+            item.name: _as_plain(value)
             for item in fields(self)
             if (value := getattr(self, item.name)) is not None
         }
@@ -703,11 +545,12 @@ class TrainConfig:
     def hyperparameters(self) -> dict[str, Any]:
         """Return all settings that are not None as one flat mapping, for reports.
 
-        The folder of the data sets is left out: it says nothing about the run.
+        The folder of the data sets and the trackers are left out: they say nothing about the run.
         """
         values = self.to_mapping()
         table = values.pop("importance")
-        values.pop("data_dir", None)
+        for name in ("data_dir", "log"):
+            values.pop(name, None)
         if self.budgets is not None:
             values.pop("epsilon")  # each group has its own
         return values | {f"importance.{name}": value for name, value in table.items()}
@@ -753,65 +596,8 @@ def template() -> str:
     return "\n".join(lines)
 
 
-def _set_values(config: Any) -> dict[str, Any]:
-    """The values of a table that are not None."""
-    return {name: value for name, value in _as_mapping(config).items() if value is not None}
-
-
-def _changed(config: Any) -> dict[str, Any]:
-    """The settings that differ from their defaults."""
-    return {
-        item.name: value
-        for item in fields(config)
-        if (value := getattr(config, item.name)) != item.default
-    }
-
-
-def _check_names(
-    values: Mapping[str, Any],
-    known: list[str],
-    table: str = "",
-    suggested: list[str] | None = None,
-) -> None:
-    """Refuse an unknown name with the nearest one of those that are suggested."""
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            raise InvalidArgument(
-                f"Unknown setting {f'{table}{name}'!r}."
-                + (
-                    f" Did you mean {OLD_NAMES.get(near[0], near[0])!r}?"
-                    if near
-                    else f" Known: {', '.join(suggested or known)}."
-                )
-            )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidArgument(f"There is no file {path}. `dpfy init` writes a template.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{path} cannot be read as text: {error}.") from None
-    if path.suffix in (".yaml", ".yml"):
-        return _read_yaml(path, text)
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidArgument(f"{path} is not valid TOML: {error}.") from None
-
-
-def _read_yaml(path: Path, text: str) -> dict[str, Any]:
-    require("yaml", "yaml")
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidArgument(
-            f"{path} is not valid YAML: {' '.join(str(error).split())}."
-        ) from None
-    if not isinstance(values, dict | None):
-        raise InvalidArgument(f"Expected {path} to map names to values.")
-    return values or {}
+def _as_plain(value: Any) -> Any:
+    """Return a value as files hold it: a list, or of a table the values that are not None."""
+    if isinstance(value, ImportanceConfig):
+        return {name: each for name, each in as_mapping(value).items() if each is not None}
+    return list(value) if isinstance(value, tuple) else value

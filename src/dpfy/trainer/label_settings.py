@@ -36,6 +36,7 @@ NOT_FOR_LABELS = {
     "max_physical_batch": "no per-record gradients are computed",
     "num_workers": "features are tensors in memory",
     "prefetch": "features are tensors in memory",
+    "budget": "a book keeps budgets for users and records",
     "checkpoint_every": "the noisy labels are what is saved",
     "task": "labels are classes",
     "loss": "the loss follows from the noise of the labels",

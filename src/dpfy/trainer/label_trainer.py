@@ -48,9 +48,10 @@ from dpfy.trainer.builders import (
 from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.label_settings import NOT_FOR_LABELS, named_label_method
 from dpfy.trainer.objectives import PerRecord, objective_for
+from dpfy.trainer.result import TrainingResult
 from dpfy.trainer.signals import StopSignals
-from dpfy.trainer.trainer import LEDGER, MODEL, Trainer, TrainingResult, new_name
-from dpfy.types import Interval, Unit
+from dpfy.trainer.trainer import LEDGER, MODEL, Trainer, new_name
+from dpfy.types import Unit
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From places of records, and a model's scores of them, to a loss, by what was released of their
@@ -123,6 +124,7 @@ class LabelTrainer(Trainer):
             TensorBoardLog.check()
         self.folder = Path(self.config.out) / (self.config.name or new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
+        self._loggers = ()
         self._evaluations: list[Evaluation] = []
         self._shows_progress = False
 
@@ -147,6 +149,7 @@ class LabelTrainer(Trainer):
         self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         if resume_if_exists and self._begun_before():
             return self.resume(progress=self._shows_progress)
+        self._open_loggers(Ranks.present())
         self._make_folder()
         try:
             return self._run()
@@ -174,6 +177,7 @@ class LabelTrainer(Trainer):
         if not self.folder.exists():
             raise CheckpointError(f"{self.folder} holds no run. Begin it with fit().")
         self._shows_progress = ProgressBar.is_seen() if progress is None else progress
+        self._open_loggers(Ranks.present())
         (self.folder / "evaluations.csv").unlink(missing_ok=True)  # of a training that was lost
         return self._run()
 
@@ -190,8 +194,11 @@ class LabelTrainer(Trainer):
             spent = account(Ledger.read(self.folder / LEDGER, self.config.anchor)).epsilon(
                 self._delta
             )
-            early = self._train_last(loss, spent.upper, callbacks, stop)
-        self._write(spent)
+            try:
+                early = self._train_last(loss, spent.upper, callbacks, stop)
+                tell(callbacks, "on_report", self._write())
+            finally:
+                tell(callbacks, "on_end")
         return TrainingResult(
             self.folder,
             spent,
@@ -235,20 +242,17 @@ class LabelTrainer(Trainer):
         """Train on all noisy labels; return whether the public data stopped it early."""
         steps, per_epoch = self._number_of_steps(len(self._x))
         tell(callbacks, "on_start", steps, 0)
-        try:
-            for step, rate in self._steps_on(self._x, loss):
-                tell(callbacks, "on_step", Step(step, steps, rate, epsilon))
-                evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or step == steps
-                if evaluates and self.data.test is not None:
-                    accuracy = accuracy_of(self._evaluated_model(), self.data.test)
-                    found = Evaluation(step, step / per_epoch, epsilon, accuracy)
-                    self._evaluations.append(found)
-                    tell(callbacks, "on_evaluation", found)
-                    if self._without_improvement() and step < steps:
-                        return True
-                self._heed(stop)
-        finally:
-            tell(callbacks, "on_end")
+        for step, rate in self._steps_on(self._x, loss):
+            tell(callbacks, "on_step", Step(step, steps, rate, epsilon))
+            evaluates = step % (self.config.evaluate_every * per_epoch) == 0 or step == steps
+            if evaluates and self.data.test is not None:
+                accuracy = accuracy_of(self._evaluated_model(), self.data.test)
+                found = Evaluation(step, step / per_epoch, epsilon, accuracy)
+                self._evaluations.append(found)
+                tell(callbacks, "on_evaluation", found)
+                if self._without_improvement() and step < steps:
+                    return True
+            self._heed(stop)
         return False
 
     def _steps_on(self, x: torch.Tensor, loss: Loss) -> Iterator[tuple[int, float]]:
@@ -294,8 +298,8 @@ class LabelTrainer(Trainer):
                 stop.received,
             )
 
-    def _write(self, spent: Interval) -> None:
-        """Write the model and the report."""
+    def _write(self) -> tuple[Path, Path, Path]:
+        """Write the model and the report, and return the files of the report."""
         save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
         without = {*NOT_FOR_LABELS, "contributing"}
         facts = RunFacts(
@@ -319,7 +323,7 @@ class LabelTrainer(Trainer):
             history=tuple((each.step, each.accuracy) for each in self._evaluations),
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
-        report(ledger, self._delta, facts).write(self.folder)
+        return report(ledger, self._delta, facts).write(self.folder)
 
 
 def _likely(likelihood: torch.Tensor) -> Loss:

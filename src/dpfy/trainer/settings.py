@@ -120,3 +120,12 @@ def check_type(name: str, value: Any, annotation: Any) -> None:
         raise InvalidArgument(
             f"Expected {name}={value!r} to be of type {kinds}, got {type(value).__name__}."
         )
+
+
+def changed_settings(config: Any) -> dict[str, Any]:
+    """Return the settings that differ from their defaults."""
+    return {
+        item.name: value
+        for item in fields(config)
+        if (value := getattr(config, item.name)) != item.default
+    }

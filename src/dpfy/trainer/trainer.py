@@ -5,8 +5,8 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,22 +17,17 @@ from safetensors.torch import save_model
 from torch import nn
 
 from dpfy.accounting import RenyiFilter, account
-from dpfy.checks.fix import batchnorm_statistics
+from dpfy.budgets.grant import Grant
+from dpfy.budgets.runs import BookedRun
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
 from dpfy.gradients.sharded.rows import Shards, is_divided, shard_by_layers
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Policy
 from dpfy.ledger.individual import Individual
-from dpfy.mechanisms.controllers import ValidationDecay
-from dpfy.mechanisms.groups import clip_automatically, clip_groups
 from dpfy.mechanisms.query import Contributing, Statistic
 from dpfy.mechanisms.statistics import soft_accuracy
-from dpfy.mechanisms.workloads import MOST_RATES
-from dpfy.models.batchnorm import PrivateBatchNorm
-from dpfy.plans import Plan, dpftrl, dpsgd
-from dpfy.plans.dpis import dpis
-from dpfy.plans.idpsgd import idpsgd
+from dpfy.plans import Plan
 from dpfy.reporting import RunFacts, report
 from dpfy.run.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
@@ -45,6 +40,7 @@ from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
 from dpfy.run.sharded_checkpoint import INDEX
+from dpfy.run.step_log import StepLog
 from dpfy.trainer.builders import (
     completed,
     load_data,
@@ -56,67 +52,30 @@ from dpfy.trainer.builders import (
     move_to_device,
     on_cpu,
     on_device_of,
-    rate_factor,
     without_batchnorm,
 )
-from dpfy.trainer.config import TrainConfig, current_names
-from dpfy.trainer.correlation import as_registered, correlation_options
+from dpfy.trainer.config import TrainConfig
+from dpfy.trainer.correlation import as_registered
 from dpfy.trainer.group_budgets import named_budgets
 from dpfy.trainer.label_settings import require_records
+from dpfy.trainer.loggers import open_loggers
 from dpfy.trainer.objectives import PerRecord, objective_for, scores_and_labels
+from dpfy.trainer.old_names import current_names
 from dpfy.trainer.options import (
     named_algorithm,
-    named_clipping,
-    named_optimizer,
-    plan_options,
 )
+from dpfy.trainer.plans import make_plan, released_statistics, uncalibrated_plan
+from dpfy.trainer.result import TrainingResult
 from dpfy.trainer.signals import StopSignals
 from dpfy.types import (
     Budget,
     GroupBudgets,
     Interval,
-    Unit,
     interval_from_json,
 )
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
-_METRICS = (
-    Statistic("accuracy", bound=1.0),
-    Statistic("loss", bound=4.0),
-)  # a loss above 4 counts as 4
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """The results of a training run; all of them are released or public.
-
-    Args:
-        folder: The folder with the model, the ledger and the report.
-        spent: An interval that holds the ε spent at ``delta``.
-        claim: The ε that may be claimed at ``delta``: that of the whole plan if the run stopped
-            early after an evaluation. Of several groups of records, that of the weakest.
-        delta: The δ of the guarantee.
-        evaluations: The evaluations on public data.
-        stopped_early: Whether the run stopped because the accuracy on public data did not improve.
-        contributing: The mean of the noisy shares of records that contributed, or None if they were
-            not released.
-        groups: The ε that may be claimed for each group of records, where groups have budgets of
-            their own.
-        model: The trained model, or the average of its weights if one was asked for: what the
-            folder holds, and :func:`dpfy.load_model` loads.
-        unit: The unit of privacy.
-    """
-
-    folder: Path
-    spent: Interval
-    claim: float
-    delta: float
-    evaluations: tuple[Evaluation, ...]
-    stopped_early: bool
-    contributing: float | None = None
-    groups: Mapping[str, float] = field(default_factory=dict)
-    model: nn.Module | None = field(default=None, repr=False, compare=False)
-    unit: Unit = Unit.RECORD
+PROGRESS = "progress.jsonl"
 
 
 class Trainer:
@@ -203,8 +162,10 @@ class Trainer:
             TensorBoardLog.check()
         self.folder = Path(self.config.out) / (self.config.name or new_name(self.config))
         self._extra_callbacks = tuple(callbacks)
+        self._loggers: tuple[Callback, ...] = ()
         self._evaluations: list[Evaluation] = []
         self._said: set[str] = set()
+        self._booked: BookedRun | None = None
         self._shows_progress = False
         counted = any(isinstance(each, Contributing) for each in self.plan.query.statistics)
         self.contributing = ContributingShare(self.plan) if counted else None
@@ -232,6 +193,7 @@ class Trainer:
         with joined() as ranks:
             if resume_if_exists and ranks.from_first(self._begun_before):
                 return self.resume(progress=self._shows_progress)
+            self._open_loggers(ranks)
             self._shard(ranks)
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
@@ -239,6 +201,8 @@ class Trainer:
             except DpfyError:
                 # Refused before anything was declared: leave no trace.
                 if ranks.first and not (self.folder / LEDGER).exists():
+                    if self._booked is not None:
+                        self._booked.give_up()
                     shutil.rmtree(self.folder)
                 raise
             return self._train(run)
@@ -261,6 +225,7 @@ class Trainer:
         """
         self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         with joined() as ranks:
+            self._open_loggers(ranks)
             self._shard(ranks)
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
                 return self._train(self._begin_again())
@@ -271,6 +236,7 @@ class Trainer:
                 self.data.train,
                 self.folder / LEDGER,
                 extra=self._stateful(),
+                grant=self._grant(),
                 **self._options(),
             )
             try:
@@ -338,8 +304,19 @@ class Trainer:
             self.plan,
             self.folder / LEDGER,
             announce=False,
+            grant=self._grant(),
             **self._options(),
         )
+
+    def _grant(self) -> Grant | None:
+        """Take the grant of the run, on the rank that has its ledger."""
+        ranks, address = Ranks.present(), self.config.budget
+        with ranks.together():
+            if address is not None and ranks.first:
+                self._booked = BookedRun(
+                    address, self.plan, self.folder / LEDGER, f"train {self.folder.name}"
+                )
+        return None if self._booked is None else self._booked.grant
 
     def _begin_again(self) -> Run:
         ranks, ledger = Ranks.present(), self.folder / LEDGER
@@ -400,121 +377,13 @@ class Trainer:
         }
 
     def _make_plan(self) -> Plan:
-        if self.config.budgets is not None:
-            return self._in_groups(named_budgets(self.config.budgets))
-        return self._uncalibrated().calibrate(epsilon=self.config.epsilon, delta=self.config.delta)  # type: ignore[arg-type]
+        return make_plan(self.config, self.data, self.model)
 
     def _uncalibrated(self) -> Plan:
-        return self._by_norm() if self.config.sampling == "importance" else self._by_chance()
-
-    def _by_chance(self) -> Plan:
-        """Return a plan that draws all records with the same probability."""
-        config = self.config
-        shared: dict[str, Any] = {
-            "records": self.data.records,
-            "batch_size": config.batch_size,
-            "epochs": config.epochs,
-            "clip": self._clip(),
-            "statistics": self._statistics(),
-            "sampling": config.sampling,
-            "relation": config.relation,
-            "unit": Unit.RECORD if self.data.owners is None else Unit.USER,
-        }
-        if correlation := correlation_options(config.noise_correlation):
-            return dpftrl(**shared, **correlation, **self._workload(shared))
-        plan = dpsgd(
-            **shared,
-            capacity=config.capacity,
-            **plan_options(
-                config.clipping, config.noise_schedule, config.clip_schedule, config.algorithm
-            ),
-        )
-        if self.data.test is None and any(
-            isinstance(each, ValidationDecay) for each in plan.controllers
-        ):
-            raise InvalidArgument(
-                "Noise that follows the accuracy on public data needs public data, and there is "
-                "none. Give test=, or use a schedule that is fixed in advance."
-            )
-        return plan
-
-    def _workload(self, shared: dict[str, Any]) -> dict[str, Any]:
-        """Return what descent does with the sums of all steps; other optimizers are as plain."""
-        config = self.config
-        if named_optimizer(config.optimizer)[0] != "sgd":
-            return {}
-        steps = dpftrl(**shared, strategy="independent").steps
-        factor = rate_factor(config, steps)
-        rates = tuple(factor(step) for step in range(steps))
-        changes = steps <= MOST_RATES and len(set(rates)) > 1
-        return {"momentum": config.momentum or 0.0, "learning_rates": rates if changes else ()}
-
-    def _in_groups(self, groups: dict[str, tuple[float, float]]) -> Plan:
-        """Return a calibrated plan in which every group of records has an ε of its own."""
-        config = self.config
-        assert config.batch_size is not None and config.delta is not None  # as completed
-        options = plan_options(config.clipping, None, config.clip_schedule)
-        del options["noise_schedule"]
-        return idpsgd(
-            records=self.data.records,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            groups=groups,
-            delta=config.delta,  # type: ignore[arg-type] # a number, or "auto"
-            clip=self._clip(),
-            method=config.individual,
-            statistics=self._statistics(),
-            relation=config.relation,
-            unit=Unit.RECORD if self.data.owners is None else Unit.USER,
-            **options,
-        )
-
-    def _clip(self) -> Any:
-        """Return the clip bound, or the clipped sums that the configuration names."""
-        config = self.config
-        clip: Any = config.clip or 1.0
-        if config.groups != "flat":
-            clip = clip_groups(self.model, config.groups, clip=clip)  # type: ignore[arg-type] # one of the three words
-        if isinstance(gamma := named_clipping(config.clipping), float):
-            clip = clip_automatically(clip, gamma=gamma)
-        return clip
-
-    def _by_norm(self) -> Plan:
-        """Return a plan that draws records by the norms of their gradients."""
-        config = self.config
-        if self._statistics() or self.data.owners is not None:
-            raise InvalidArgument(
-                "Importance sampling protects records and releases nothing beside gradients. Leave "
-                "unit_of out, and use a model without PrivateBatchNorm, or sampling='poisson'."
-            )
-        assert config.batch_size is not None  # as completed
-        return dpis(
-            records=self.data.records,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            clip=config.clip or 1.0,
-            noise_schedule=config.noise_schedule,
-            relation=config.relation,
-            **config.importance.options(),
-        )
+        return uncalibrated_plan(self.config, self.data, self.model)
 
     def _statistics(self) -> list[Statistic]:
-        """Return the statistics that are released beside the gradient.
-
-        These are the metrics, if they are wanted, and those that private BatchNorm layers need. The
-        share of records that contributed is released too, unless records are drawn by their norms,
-        where records that are proposed and not accepted would not be counted, or groups have clip
-        bounds of their own, which no statistic follows.
-        """
-        metrics = _METRICS if self.config.private_metrics else ()
-        needed = any(isinstance(module, PrivateBatchNorm) for module in self.model.modules())
-        scaled = self.config.budgets is not None and self.config.individual == "scale"
-        counted = self.config.contributing and self.config.sampling != "importance" and not scaled
-        return [
-            *metrics,
-            *(batchnorm_statistics(self.model) if needed else ()),
-            *([Contributing()] if counted else ()),
-        ]
+        return released_statistics(self.config, self.model)
 
     def _stateful(self) -> dict[str, Any]:
         found = {
@@ -530,6 +399,12 @@ class Trainer:
         assert isinstance(limit, Budget | GroupBudgets | RenyiFilter)  # as calibrate leaves it
         return limit.delta
 
+    def _open_loggers(self, ranks: Ranks) -> None:
+        """Refuse a tracker that does not answer, before anything is made or paid for."""
+        with ranks.together():
+            if ranks.first:
+                self._loggers = open_loggers(self.config, self.folder)
+
     def _callbacks(self) -> tuple[Callback, ...]:
         if not Ranks.present().first:
             return ()
@@ -542,26 +417,20 @@ class Trainer:
             own.append(TensorBoardLog(self.folder / "tensorboard"))
         if self._shows_progress:
             own.append(ProgressBar())
-        return (*own, *self._extra_callbacks)
+        return (*own, *self._loggers, *self._extra_callbacks)
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
-        with StopSignals(announce=Ranks.present().first) as stop, run:
-            try:
-                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
-                self._save(run)
-                stopped_early = self._steps(run, callbacks, stop)
-            except KeyboardInterrupt:
-                if stop.received:  # the second one, in the middle of a step
-                    raise
-                self._save(run)
-                raise self._interrupted(signal.SIGINT) from None
-            finally:
-                tell(callbacks, "on_end")
-            self._save(run)
-        if self._is_sharded:
-            export(self.model, self.folder / MODEL)
-        found = json.loads(Ranks.present().from_first(lambda: self._finish(run, stopped_early)))
+        if Ranks.present().first:
+            callbacks = (StepLog(self.folder / PROGRESS, run.lost_steps), *callbacks)
+        try:
+            stopped_early = self._walked(run, callbacks)
+            if self._is_sharded:
+                export(self.model, self.folder / MODEL)
+            finish = partial(self._finish, run, stopped_early, callbacks)
+            found = json.loads(Ranks.present().from_first(finish))
+        finally:
+            tell(callbacks, "on_end")
         share = None if self.contributing is None else self.contributing.mean
         return TrainingResult(
             self.folder,
@@ -575,6 +444,21 @@ class Trainer:
             self._evaluated_model(),
             self.plan.unit,
         )
+
+    def _walked(self, run: Run, callbacks: tuple[Callback, ...]) -> bool:
+        """Take the steps and close the run; return whether public data stopped it early."""
+        with StopSignals(announce=Ranks.present().first) as stop, run:
+            try:
+                tell(callbacks, "on_start", self.plan.steps, self.plan.steps - run.steps_left)
+                self._save(run)
+                stopped_early = self._steps(run, callbacks, stop)
+            except KeyboardInterrupt:
+                if stop.received:  # the second one, in the middle of a step
+                    raise
+                self._save(run)
+                raise self._interrupted(signal.SIGINT) from None
+            self._save(run)
+        return stopped_early
 
     def _interrupted(self, number: int) -> TrainingInterrupted:
         cause = "Interrupted" if number == signal.SIGINT else "Ended by SIGTERM"
@@ -695,7 +579,7 @@ class Trainer:
         values = [[getattr(e, item.name) for item in fields(Evaluation)] for e in self._evaluations]
         run.save(self.folder, extra={**self._stateful(), "evaluations": values})
 
-    def _finish(self, run: Run, stopped_early: bool) -> bytes:
+    def _finish(self, run: Run, stopped_early: bool, callbacks: tuple[Callback, ...]) -> bytes:
         """Write the model and the report; return the ε spent and the claim, as JSON."""
         if not self._is_sharded:
             save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
@@ -720,9 +604,10 @@ class Trainer:
             public_data=public,
             metric=f"{self.objective.metric} on public data",
             history=history,
+            book=None if self._booked is None else self._booked.finish(),
         )
         ledger = Ledger.read(self.folder / LEDGER, self.config.anchor)
-        report(ledger, self._delta, facts).write(self.folder)
+        tell(callbacks, "on_report", report(ledger, self._delta, facts).write(self.folder))
         spent = run.spent(self._delta)
         registered = account(ledger).envelope
         claimed = (

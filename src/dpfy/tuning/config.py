@@ -10,8 +10,9 @@ from typing import Any, Self
 from dpfy import _validate
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.selection import NegativeBinomialTrials, PoissonTrials, Trials
-from dpfy.trainer.config import TrainConfig, current_names
+from dpfy.trainer.config import TrainConfig
 from dpfy.trainer.label_settings import require_records
+from dpfy.trainer.old_names import current_names
 from dpfy.tuning.space import Space
 
 ACCOUNTING = ("select", "compose", "public")

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,11 @@ class Folder:
             ) from None
 
     @property
+    def address(self) -> str:
+        """How the command line names the search."""
+        return str(self.path)
+
+    @property
     def shared(self) -> bool:
         """Whether workers take the trials."""
         return (self.path / CLAIMS).is_dir()
@@ -237,6 +242,7 @@ class Folder:
         draft: Trainer,
         plan: Plan,
         delta: float,
+        book: dict[str, Any] | None = None,
     ) -> TuningResult:
         """Write the release of the search, and return it.
 
@@ -255,7 +261,7 @@ class Folder:
             if config.accounting == "select"
             else tuple({**trial, "score": _finite(trial["score"])} for trial in self.trials())
         )
-        with_tuning = self._report(config, chosen, best, draft, final_run, delta)
+        with_tuning = self._report(config, chosen, best, draft, final_run, delta, book)
         result = TuningResult(
             self.path,
             settings=best.settings if best else None,
@@ -291,6 +297,7 @@ class Folder:
         draft: Trainer,
         final_run: float,
         delta: float,
+        book: dict[str, Any] | None,
     ) -> float:
         """Write the report and return the ε of the search."""
         if config.accounting == "public":
@@ -308,7 +315,9 @@ class Folder:
         statement = report(
             Ledger.read(self.ledger, config.base.anchor),
             delta,
-            _facts(self.path.name, config, chosen, best, draft, final_run, delta),
+            replace(
+                _facts(self.path.name, config, chosen, best, draft, final_run, delta), book=book
+            ),
         )
         statement.write(self.path)
         interval = statement.costs.headline.interval

@@ -4,6 +4,9 @@ Tests: tests/tuning/test_search.py.
 """
 
 import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from dpfy._extras import require
@@ -50,11 +53,9 @@ class Bayesian:
     """
 
     def __init__(self, space: Space, seed: int, storage: str | None, name: str) -> None:
-        self._optuna = _optuna()
+        self._optuna = optuna_package()
         self._kept = storage is not None
-        self._distributions = {
-            setting: self._distribution(each) for setting, each in space.settings.items()
-        }
+        self._distributions = distributions(space)
         self._study = self._optuna.create_study(
             storage=storage,
             study_name=name,
@@ -89,11 +90,17 @@ class Bayesian:
                 )
             )
 
-    def _distribution(self, each: Uniform | Choice) -> Any:
-        kinds = self._optuna.distributions
+
+def distributions(space: Space) -> dict[str, Any]:
+    """Return the distributions of a space as Optuna's."""
+    kinds = optuna_package().distributions
+
+    def of(each: Uniform | Choice) -> Any:
         if isinstance(each, Choice):
             return kinds.CategoricalDistribution(each.values)
         return kinds.FloatDistribution(each.low, each.high, log=each.log)
+
+    return {setting: of(each) for setting, each in space.settings.items()}
 
 
 def check_storage(storage: str, name: str) -> None:
@@ -101,22 +108,35 @@ def check_storage(storage: str, name: str) -> None:
 
     The ledger of the search would not have the trials of that study.
     """
-    optuna = _optuna()
-    try:
-        names = optuna.get_all_study_names(storage)
-    except Exception as error:  # of Optuna, or of the package that it uses for the database
-        raise InvalidArgument(
-            f"Optuna cannot use storage={storage!r} ({type(error).__name__}). Expected the address "
-            "of a database, such as 'sqlite:///study.db'."
-        ) from None
+    with usable_storage(storage):
+        names = optuna_package().get_all_study_names(storage)
     if name in names:
         raise InvalidArgument(
-            f"storage={storage!r} has a study {name!r} of another search, whose trials this one "
-            "does not count. Choose another name."
+            f"storage={without_password(storage)!r} has a study {name!r} of another search, whose "
+            "trials this one does not count. Choose another name."
         )
 
 
-def _optuna() -> Any:
+@contextmanager
+def usable_storage(storage: str) -> Iterator[None]:
+    """Refuse a database that Optuna cannot use, without its password."""
+    try:
+        yield
+    except Exception as error:  # of Optuna, or of the package that it uses for the database
+        raise InvalidArgument(
+            f"Optuna cannot use storage={without_password(storage)!r} ({type(error).__name__}). "
+            "Expected the address of a database, such as 'sqlite:///study.db', and of a study that "
+            "it has."
+        ) from None
+
+
+def without_password(address: str) -> str:
+    """Return the address of a database without the password that it may have."""
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", address)
+
+
+def optuna_package() -> Any:
+    """Return Optuna, or say which extra has it."""
     require("optuna", "tune")
     import optuna  # type: ignore[import-not-found, unused-ignore]
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from dpfy._version import __version__
 from dpfy.accounting import EnvelopeGuard, calibrate_envelope
+from dpfy.budgets.runs import BookedRun
 from dpfy.errors import InvalidArgument, LedgerMismatch, TrainingInterrupted
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.composite_events import Composed
@@ -25,8 +26,9 @@ from dpfy.plans import Plan
 from dpfy.run.ranks import Ranks
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import Folder, TuningResult
-from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage
+from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage, without_password
 from dpfy.tuning.silence import alike, silence
+from dpfy.tuning.study import StudyFolder
 from dpfy.tuning.trial import Objects, Outcome, Trial, try_settings
 from dpfy.types import Budget
 
@@ -133,7 +135,7 @@ def share_tuning(
     train: Any = None,
     test: Any = None,
     unit_of: Any = None,
-) -> Path:
+) -> Path | str:
     """Declare a search and pay for all of its trials, which workers take.
 
     Args:
@@ -144,7 +146,8 @@ def share_tuning(
         unit_of: The user of each row, if users are to be protected; see :func:`dpfy.privatize`.
 
     Returns:
-        The folder of the search, for :func:`work_on_tuning` and :func:`finish_tuning`.
+        The folder of the search, for :func:`work_on_tuning` and :func:`finish_tuning`; of a search
+        on public data with a ``storage``, its address there, which takes the place of the folder.
 
     Raises:
         InvalidArgument: The search is a selection or cannot be carried out, or its folder exists.
@@ -160,7 +163,8 @@ def share_tuning(
     if config.accounting == "select":
         raise InvalidArgument(
             "Expected accounting='compose' or 'public' for workers: how many trials a selection "
-            "has is secret, and workers would see it."
+            "has is secret, and workers would see it; so would who reads the job list of a "
+            "scheduler. Run a selection in one process."
         )
     if config.proposals == "bayesian" and config.storage is None:
         raise InvalidArgument(
@@ -168,12 +172,16 @@ def share_tuning(
             "which they learn of each other. Give one, or use proposals='random'."
         )
     search = _Search(config, Objects(model, train, test, unit_of), None)
+    if config.accounting == "public" and config.storage is not None:
+        return search.declared_in_storage().address
     folder, noise_multiplier = search.declared(shared=True)
     if config.accounting == "compose":
         with search.ledger(folder, noise_multiplier) as ledger:
             (run,) = search.envelope(noise_multiplier)
             for _ in range(run.times):
                 ledger.reserve(run.event)
+        if search.booked is not None:
+            search.booked.finish()
     return folder.path
 
 
@@ -193,7 +201,7 @@ def work_on_tuning(
     had begun is not taken again: it stays paid for.
 
     Args:
-        folder: The folder of the search.
+        folder: The folder of the search, or its address in a storage.
         data_dir: The folder of the data sets on this machine. Default: that of the settings.
         model: Makes a new model at each call. Default: the model that the settings name.
         train: The private data set. Default: the data that the settings name.
@@ -230,7 +238,7 @@ def finish_tuning(
     """Release the best of the trials that workers have finished, and end the search.
 
     Args:
-        folder: The folder of the search.
+        folder: The folder of the search, or its address in a storage.
         data_dir: The folder of the data sets on this machine. Default: that of the settings.
         model: Makes a new model at each call. Default: the model that the settings name.
         train: The private data set. Default: the data that the settings name.
@@ -271,7 +279,8 @@ def _opened(
     data_dir: str | None = None,
 ) -> tuple[Folder, "_Search", float]:
     """Return the search that a folder holds, and its noise."""
-    found = Folder(Path(folder))
+    address = str(folder)
+    found = StudyFolder.at(address) if "://" in address else Folder(Path(folder))
     config, noise_multiplier = found.search()
     if found.shared != shared:
         raise InvalidArgument(
@@ -292,6 +301,7 @@ class _Search:
     config: TuneConfig
     objects: Objects
     insecure_test_key: int | None
+    booked: BookedRun | None = None
 
     def __post_init__(self) -> None:
         base = self.config.base
@@ -299,6 +309,7 @@ class _Search:
         changes: dict[str, Any] = {
             "epsilon": self.config.epsilon,
             "anchor": None,
+            "budget": None,
             "contributing": False,
             "private_metrics": base.private_metrics or self.config.score == "private",
         }
@@ -325,6 +336,12 @@ class _Search:
                 "Trials are declared before they run, and this plan chooses its noise from "
                 "outputs. Use a noise schedule that is fixed in advance."
             )
+        if self.config.base.budget is not None and self.config.accounting == "select":
+            raise InvalidArgument(
+                "Expected no budget with accounting='select': a selection that is interrupted is "
+                "charged for all its trials, whose number is not known in advance, so that no book "
+                "can keep budget for it. Use accounting='compose'."
+            )
         if self.config.score == "public" and self.draft.data.test is None:
             raise InvalidArgument(
                 "There are no public records to score trials on. Give test=, or use "
@@ -335,20 +352,30 @@ class _Search:
 
     def declared(self, shared: bool = False) -> tuple[Folder, float]:
         """Check the search, calibrate its noise and make its folder."""
+        noise_multiplier, name = self._calibrated(), self._name
+        if self.config.proposals == "bayesian" and self.config.storage is not None:
+            check_storage(self.config.storage, name)
+        return Folder.create(
+            Path(self.config.base.out) / name, self.config, noise_multiplier, shared
+        ), noise_multiplier
+
+    def declared_in_storage(self) -> StudyFolder:
+        """Check the search, calibrate its noise and declare it in a study of its storage."""
+        return StudyFolder.declare(self.config, self._name, self._calibrated())
+
+    def _calibrated(self) -> float:
         self.check()
-        noise_multiplier = calibrate_envelope(
+        return calibrate_envelope(
             self.envelope,
             epsilon=self.budget.epsilon,
             delta=self.budget.delta,
             relation=self.draft.plan.relation,
         )
+
+    @property
+    def _name(self) -> str:
         base = self.config.base
-        name = base.name or f"tune-{base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
-        if self.config.proposals == "bayesian" and self.config.storage is not None:
-            check_storage(self.config.storage, name)
-        return Folder.create(
-            Path(base.out) / name, self.config, noise_multiplier, shared
-        ), noise_multiplier
+        return base.name or f"tune-{base.data.replace(':', '-')}-{datetime.now():%Y%m%d-%H%M%S}"
 
     def plan(self, noise_multiplier: float) -> Plan:
         """Return the plan of a trial."""
@@ -383,7 +410,12 @@ class _Search:
             guard=guard.describe(),
             library=__version__,
         )
-        return Ledger.open(folder.ledger, guard, header, anchor=self.config.base.anchor)
+        base = self.config.base
+        if base.budget is not None:
+            purpose = f"search {folder.path.name}"
+            self.booked = BookedRun(base.budget, header, folder.ledger, purpose)
+        grant = None if self.booked is None else self.booked.grant
+        return Ledger.open(folder.ledger, guard, header, anchor=base.anchor, grant=grant)
 
     def run(self, folder: Folder, noise_multiplier: float, tell: Tell) -> TuningResult:
         """Run what is left of the trials in this process and release the best."""
@@ -412,7 +444,13 @@ class _Search:
     ) -> TuningResult:
         """Release a trial, with what the whole search costs."""
         return folder.release(
-            best, self.config, self.base, self.draft, self.plan(noise_multiplier), self.budget.delta
+            best,
+            self.config,
+            self.base,
+            self.draft,
+            self.plan(noise_multiplier),
+            self.budget.delta,
+            None if self.booked is None else self.booked.finish(),
         )
 
     def work(
@@ -440,7 +478,8 @@ class _Search:
         except KeyboardInterrupt:
             raise TrainingInterrupted(
                 "Interrupted; finished trials are kept, and the one under way stays paid for. Go "
-                f"on with: dpfy tune --{'work' if folder.shared else 'resume'} {folder.path}"
+                f"on with: dpfy tune --{'work' if folder.shared else 'resume'} "
+                f"{without_password(folder.address)}"
             ) from None
         return done
 
@@ -497,9 +536,11 @@ class _Search:
         return best
 
     def _proposals(self, folder: Folder) -> Proposals:
-        if self.config.proposals == "random":
+        if self.config.proposals == "random" and not isinstance(folder, StudyFolder):
             return AtRandom(self.config.space, self.stream)
         seed = int(self.stream.words(1)[0] >> 32)  # another one for each worker
+        if isinstance(folder, StudyFolder):
+            return folder.proposing(self.config, seed)
         proposals = Bayesian(self.config.space, seed, self.config.storage, folder.path.name)
         for trial in folder.trials():
             proposals.learn(trial["settings"], trial["score"])

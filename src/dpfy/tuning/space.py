@@ -11,7 +11,7 @@ from dpfy import _validate
 from dpfy._renamed import warn_renamed
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
-from dpfy.trainer.config import OLD_NAMES
+from dpfy.trainer.old_names import OLD_NAMES
 
 # These do not change the events of a run. Other settings change the cost of a trial, and all trials
 # must cost the same.

@@ -5,7 +5,6 @@ The bounds are proved in docs/proofs/clipping-engines.md.
 Tests: tests/gradients/bookkeeping/test_contributions.py.
 """
 
-import math
 from functools import lru_cache
 
 import torch
@@ -45,24 +44,32 @@ def squared_norm_bounds(rows: torch.Tensor) -> torch.Tensor:
     converting each of them: at most 258 roundings u, for which 384 are charged; squares that
     underflow count as the smallest normal number.
     """
-    rows, width = in_working_precision(rows), math.prod(rows.shape[1:])
-    length = _run_length(width)
-    count, rest = divmod(width, length)
+    rows, width = in_working_precision(rows), rows.shape[1:].numel()
+    length, count, rest, factor, least = _charges(width, rows.dtype)
     if rest:
-        flat = rows.reshape(len(rows), width)
+        flat = rows.reshape(rows.shape[0], width)
         runs = flat.unfold(1, length, length)
     else:
-        runs = rows.reshape(len(rows), count, length)
+        runs = rows.reshape(rows.shape[0], count, length)
     squares = torch.linalg.vector_norm(runs, dim=2).double().square_()
     total = squares.view(-1) if count == 1 else squares.sum(1)
     if rest:
         total += torch.linalg.vector_norm(flat[:, width - rest :], dim=1).double().square_()
-    info = torch.finfo(rows.dtype)
-    charged = (_RUN + 128) * info.eps / 2 + count * 2.0**-52
-    return total.mul_(1 + charged).add_(width * info.tiny)
+    return total.mul_(factor).add_(least)
 
 
 @lru_cache(maxsize=1024)
+def _charges(width: int, dtype: torch.dtype) -> tuple[int, int, int, float, float]:
+    """Return the length and the number of runs in a row, the rest, and what rounding is charged.
+
+    The charges are a factor of the squared norm and a summand.
+    """
+    length, info = _run_length(width), torch.finfo(dtype)
+    count, rest = divmod(width, length)
+    charged = (_RUN + 128) * info.eps / 2 + count * 2.0**-52
+    return length, count, rest, 1 + charged, width * info.tiny
+
+
 def _run_length(width: int) -> int:
     """Return the length of runs: one that divides the width, if one is neither long nor short."""
     if width <= _RUN:
@@ -92,10 +99,11 @@ def product_sum(
 ) -> torch.Tensor:
     """Return the weighted sum of the outer products of records, few records per product."""
     # all products in one call
-    if len(weights) % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
+    count = weights.shape[0]
+    if count % PRODUCT_ROWS == 0 and outputs.shape[1] * inputs.shape[1] <= _NARROW:
         weighed = (weights.unsqueeze(1) * outputs).unflatten(0, (-1, PRODUCT_ROWS))
         return torch.bmm(weighed.mT, inputs.unflatten(0, (-1, PRODUCT_ROWS))).sum(0)
-    if len(weights) <= PRODUCT_ROWS:
+    if count <= PRODUCT_ROWS:
         weighed = weights.unsqueeze(1) * outputs
         room = memory.like(weighed, outputs.shape[1], inputs.shape[1])
         return torch.mm(weighed.t(), inputs, out=room)
@@ -163,7 +171,7 @@ def _add_product(total: torch.Tensor, b: torch.Tensor, x: torch.Tensor, first: b
 
 def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of records [blocks, records, numbers], few records per product."""
-    if len(weights) <= PRODUCT_ROWS:
+    if weights.shape[0] <= PRODUCT_ROWS:
         return torch.matmul(weights, gradients)
     whole = len(weights) // PRODUCT_ROWS * PRODUCT_ROWS if len(gradients) == 1 else 0
     if whole > PRODUCT_ROWS:  # all products in one call

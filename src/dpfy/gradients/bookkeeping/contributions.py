@@ -92,7 +92,7 @@ class Materialized(Contribution):
     def of(cls, gradients: torch.Tensor) -> "Materialized":
         """Wrap gradients whose first axis is the records and whose others are the parameter's."""
         shape = gradients.shape[1:]
-        return cls(gradients.reshape(1, len(gradients), -1), lambda summed: summed.view(shape))
+        return cls(gradients.reshape(1, gradients.shape[0], -1), lambda summed: summed.view(shape))
 
     def norms(self) -> NormBounds:
         """Return bounds for the very vectors that are added."""

@@ -3,6 +3,8 @@
 Tests: tests/checks/test_explain.py.
 """
 
+from functools import lru_cache
+
 from dpfy.gradients.bookkeeping.contributions import (
     LARGE_WEIGHT,
     Contribution,
@@ -36,6 +38,7 @@ def outer_costs(steps: int, inputs: int, outputs: int) -> dict[str, float]:
     return {"ghost": ghost, "keep": kept, "blocks": product + kept}
 
 
+@lru_cache(maxsize=1024)
 def outer_rule(steps: int, inputs: int, outputs: int, keep: bool = True) -> str:
     """Return the cheapest way that fits into memory.
 

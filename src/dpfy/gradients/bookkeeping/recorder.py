@@ -145,10 +145,13 @@ class Recorder:
 
     def _complete(self, position: int) -> None:
         """Hand the contributions to one parameter over, combined row range by row range."""
+        found, self._found[position] = self._found[position], []
+        if len(found) == 1:  # as mostly
+            self._consumer.take(position, found)
+            return
         by_rows: dict[Span, list[Contribution]] = {}
-        for rows, contribution in self._found[position]:
+        for rows, contribution in found:
             by_rows.setdefault(rows, []).append(contribution)
-        self._found[position] = []
         self._consumer.take(position, [(rows, combined(parts)) for rows, parts in by_rows.items()])
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dpfy.gradients.base import Unsupported
+from dpfy.gradients.modules import modules_of
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def substituted(
     copies = {id(parameter): others[name] for name, parameter in parameters.items()}
     missing = set(copies)
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
-    for module in model.modules():
+    for module in modules_of(model):
         for name, parameter in module._parameters.items():
             if parameter is not None and (copy := copies.get(id(parameter))) is not None:
                 missing.discard(id(parameter))

@@ -88,6 +88,7 @@ def release(
     event = mechanism.event
     ledger.reserve(_chosen_from_outputs(event) if adaptive else event, note)
     values = compute()
+    ledger.require_opener()  # what computes may have forked
     stream.refresh()  # a restored copy of the machine has the old key
     return mechanism.release(values, stream)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from dpfy import _validate
+from dpfy._process import Opener
 from dpfy.errors import InvalidArgument
 from dpfy.ledger.events import Sampled
 from dpfy.ledger.one_shot import AboveThreshold
@@ -120,10 +121,21 @@ class Search:
         self._lattice = NumberLattice(mechanism.sensitivity, finest)
         noise = self._lattice.laplace(mechanism.threshold_scale, stream)
         self._limit = self._lattice.steps(mechanism.threshold) + noise
+        self._opener = Opener()
         self.ended = False
 
     def is_above(self, value: float) -> bool:
-        """Answer whether ``value`` is above the threshold, both with noise."""
+        """Answer whether ``value`` is above the threshold, both with noise.
+
+        Raises:
+            InvalidArgument: if the search is over.
+            LedgerError: in a fork of the process that began it.
+        """
+        self._opener.require(
+            "The search",
+            "go on with it",
+            "Its answers are paid for once. Go on in the process that began it.",
+        )
         if self.ended:
             raise InvalidArgument(
                 "The search has found a number above the threshold and is over: another answer "

@@ -1,5 +1,7 @@
 """Poisson sampling: every record flips its own coin."""
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,11 +55,15 @@ class PoissonSampler:
         rate = self._policy.rate
         if rate in (0, 1):
             return np.arange(n if rate else 0)
-        coins = (Skips if rate <= LARGEST_RATE else Coins)(rate, self._stream)
-        parts = [np.empty(0, dtype=np.int64)]
-        for start in range(0, n, coins.stretch):
-            parts.append(start + coins.heads(min(coins.stretch, n - start)))
-        return np.concatenate(parts)
+        heads, stretch = self._coins.heads, self._coins.stretch
+        parts = [start + heads(min(stretch, n - start)) for start in range(0, n, stretch)]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    @cached_property
+    def _coins(self) -> "Skips | Coins":
+        """The coins of the rate, which remember nothing of those that were flipped."""
+        kind = Skips if self._policy.rate <= LARGEST_RATE else Coins
+        return kind(self._policy.rate, self._stream)
 
 
 class Coins:

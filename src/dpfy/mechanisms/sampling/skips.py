@@ -52,12 +52,12 @@ class Skips:
 
     def heads(self, count: int) -> Indices:
         """Return which of ``count`` coins, at most ``stretch``, came up heads."""
-        parts, first = [np.empty(0, dtype=np.int64)], 0
+        parts, first = [], 0
         while first < count:
             heads = first + np.cumsum(self._gaps(count - first) + 1) - 1
             parts.append(heads[heads < count])
             first = int(heads[-1]) + 1
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _gaps(self, coins: int) -> Indices:
         """Return about as many gaps as ``coins`` have; none is told to be longer than that."""
@@ -75,7 +75,7 @@ class Skips:
             exponent = -np.log(np.maximum(words, np.uint64(1)) * 2.0**-64)
             error = _ERROR * (1 + exponent) + 1 / words  # the last: bits that were not drawn
             low, high = (exponent - error) / self._decay, (exponent + error) / self._decay
-        return np.clip(low, 0, most).astype(np.int64), np.clip(high, 0, most).astype(np.int64)
+        return _cut(low, most), _cut(high, most)
 
     def _decided(self, u: Expansion, low: int, high: int) -> int:
         """Return the gap that U stands for, given that it is between two numbers."""
@@ -96,6 +96,11 @@ class Skips:
             if u.numerator << _GUARD >= high:
                 return False
             u.extend(self._stream)
+
+
+def _cut(gaps: npt.NDArray[np.float64], most: int) -> Indices:
+    """Return gaps between 0 and ``most`` as whole numbers, rounded down."""
+    return np.minimum(np.maximum(gaps, 0, out=gaps), most, out=gaps).astype(np.int64)
 
 
 def power(base: Fraction, k: int, bits: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dpfy.noise.random_stream import this_process
+from dpfy._process import this_process
 
 
 def openmp_threads() -> tuple[int | None, int]:

@@ -3,7 +3,7 @@
 import pytest
 
 from dpfy.errors import InvalidArgument
-from dpfy.serving.tokens import admits, create_token, digest_of, read_digest
+from dpfy.web.tokens import admits, create_token, digest_of, read_digest
 
 
 def test_token_is_kept_as_a_hash_that_only_its_owner_reads(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from dpfy.errors import InvalidArgument
-from dpfy.serving.limits import Limits, RateLimit
+from dpfy.web.limits import Limits, RateLimit
 
 
 @pytest.mark.parametrize("wrong", [{"body": 0}, {"rows": 0}, {"rate": 0.0}, {"seconds": -1.0}])

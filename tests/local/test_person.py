@@ -1,0 +1,85 @@
+"""Reports are on the ledger of a person before a value is read, and no more than declared."""
+
+import pytest
+
+from dpfy import Ledger, Relation, Unit, account
+from dpfy.errors import BudgetExhausted, LedgerMismatch, LedgerWriteFailed, UnsupportedEvent
+from dpfy.local import RandomizedResponse, UnaryEncoding
+from dpfy.reporting import report as report_of
+
+METHODS = [RandomizedResponse, UnaryEncoding]
+
+
+class Unread:
+    """A value that nobody may read."""
+
+    def __int__(self):
+        raise AssertionError("a private value was read")
+
+
+class Odd:
+    """A value that cannot be converted."""
+
+    __int__ = __index__ = __float__ = None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reports_add_up_on_the_ledger_and_end_where_they_were_declared_to(method, tmp_path):
+    mechanism, path = method(5, 0.5, reports=2), tmp_path / "me.dpl"
+    mechanism.report(3, path)
+    assert account(path).claim(1e-9) <= 0.5 + 1e-9  # of what was sent
+    mechanism.report(3, path)
+    with pytest.raises(BudgetExhausted):
+        mechanism.report(Unread(), path)
+    found = Ledger.read(path)
+    assert found.count == 2
+    assert (found.header.unit, found.header.relation) == (Unit.REPORT, Relation.REPLACE_ONE)
+    assert 0.9 < account(path).claim(1e-9) <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_ledger_is_for_one_question_of_one_epsilon(method, tmp_path):
+    path = tmp_path / "me.dpl"
+    method(5, 0.5, reports=2).report(3, path)
+    for other in (method(6, 0.5, reports=2), method(5, 0.6, reports=2), method(5, 0.5, reports=3)):
+        with pytest.raises(LedgerMismatch):
+            other.report(Unread(), path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_drawn_that_could_not_be_recorded(method, monkeypatch):
+    with Ledger.in_memory() as ledger:
+        monkeypatch.setattr(
+            type(ledger), "reserve", lambda *_: (_ for _ in ()).throw(LedgerWriteFailed("full"))
+        )
+        with pytest.raises(LedgerWriteFailed):
+            method(5, 0.5).report(Unread(), ledger)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [-1, 5, 10**30, None, "x", float("nan"), float("inf"), Odd()])
+def test_a_value_that_is_none_counts_as_the_first_silently(method, value):
+    with Ledger.in_memory() as first, Ledger.in_memory() as second:
+        found = method(5, 2.0).report(value, first, insecure_test_key=4)
+        assert found == method(5, 2.0).report(0, second, insecure_test_key=4)
+
+
+def test_no_other_relation_has_a_claim(tmp_path):
+    path = tmp_path / "me.dpl"
+    RandomizedResponse(3, 1.0).report(1, path)
+    for relation in ("add_or_remove_one", "zero_out"):
+        with pytest.raises(UnsupportedEvent, match="unit='report'"):
+            account(path, relation=relation)
+    with pytest.raises(UnsupportedEvent, match="unit='report'"):
+        account(path, unit="record")
+
+
+def test_the_privacy_report_is_about_local_reports(tmp_path):
+    UnaryEncoding(3, 1.0, reports=4).report(1, tmp_path / "me.dpl")
+    found = report_of(tmp_path / "me.dpl", 1e-6)
+    text = found.to_markdown()
+    assert "Local reports of one person: 1 of at most 4 sent" in text
+    assert "in the local model" in found.formal_statement
+    assert "Local differential privacy" in text and "central" not in found.formal_statement
+    assert "B3" in text and "teachers" not in text
+    assert found.to_json()["ledger"]["unit"] == "report"
