@@ -1,7 +1,6 @@
 """Time and memory of a sharded model: privately, in plain training, and with the model whole.
 
     python -m benchmarks.sharded                 60 million parameters, two processes
-    python -m benchmarks.sharded --simulated     0.9 billion, one of eight processes, pretended
 
 Every figure is of fresh processes of one thread each: the median step after the first two, and the
 peak of memory of the largest process. Ratios are what can be compared; gloo through the loopback
@@ -57,9 +56,6 @@ class Shape:
     batch: int = 32
     processes: int = 2
     steps: int = 7
-
-
-LARGE = Shape(width=1792, layers=22, vocabulary=8192, length=32, batch=8, processes=8, steps=4)
 
 
 class Block(nn.Module):
@@ -201,10 +197,11 @@ def peak_bytes() -> int:
 def measured(kind: str, shape: Shape) -> dict[str, Any]:
     """Return what the largest and slowest of fresh processes took."""
     with tempfile.TemporaryDirectory() as folder:
+        given = ["--kind", kind, "--folder", folder, "--shape", json.dumps(asdict(shape))]
+        command = [sys.executable, "-m", "benchmarks.sharded", *given, "--rank"]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.sharded", "--kind", kind, "--rank", str(rank)]
-                + ["--folder", folder, "--shape", json.dumps(asdict(shape))],
+                [*command, str(rank)],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -235,7 +232,8 @@ def main() -> None:
     for kind, each in found.items():
         print(
             f"{kind:8} {each['parameters']:,} parameters  {each['seconds']:.2f} s a step "
-            f"({each['processor_seconds']:.2f} of a processor; the first: {each['first_seconds']:.1f} s)  {each['peak_bytes'] / 2**20:,.0f} MB"
+            f"({each['processor_seconds']:.2f} of a processor; "
+            f"the first: {each['first_seconds']:.1f} s)  {each['peak_bytes'] / 2**20:,.0f} MB"
         )
     for other, bound in (("plain", 1.35), ("whole", 0.62)):
         if {other, "sharded"} <= found.keys():

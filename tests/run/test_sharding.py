@@ -443,6 +443,7 @@ def refusals(rank, size, folder):
         "not sharded": start(partly()),
         "half": start(sharded(made(), mp_policy=half)),
         "vmap": start(sharded(made()), engine="vmap"),
+        "strict": start(sharded(made()), strict=True),
         "wrapped": start(nn.parallel.DistributedDataParallel(made())),
     }
 
@@ -456,6 +457,7 @@ def refusals(rank, size, folder):
         ("not sharded", "not sharded"),
         ("half", "GradScaler"),
         ("vmap", "'vmap'"),
+        ("strict", "strict runs"),
         ("wrapped", "DistributedDataParallel"),
     ],
 )

@@ -94,6 +94,9 @@ def stages(model: Model, devices: int) -> Callable[[str, Any], str]:
     Returns:
         A function from the name of a parameter to the name of its run.
 
+    Raises:
+        InvalidArgument: If ``devices`` is no whole number above zero.
+
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False))
     >>> [(each.name, each.parameters) for each in clip_groups(model, stages(model, 2))]

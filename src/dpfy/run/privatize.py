@@ -174,7 +174,7 @@ def privatize(
     _validate.count("num_workers", num_workers, minimum=0)
     division = Division.of(model)
     if division is not None:
-        check_plan(plan, engine)
+        check_plan(plan, engine, strict)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed

@@ -17,6 +17,7 @@ from dpfy.errors import InvalidArgument, RankFailed
 from dpfy.gradients.sharded.exchange import Exchange
 from dpfy.gradients.sharded.gather import LOST, Gathering
 from dpfy.gradients.sharded.rows import Owned, Shards, like, totals
+from dpfy.ledger.events import ImportanceSchedule
 from dpfy.ledger.individual import FilteredPoisson
 from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.plans.plan import Plan
@@ -112,7 +113,7 @@ class Division:
             raise RankFailed(LOST) from error
 
 
-def check_plan(plan: Plan, engine: str) -> None:
+def check_plan(plan: Plan, engine: str, strict: bool) -> None:
     """Refuse what has no proof for sharded models.
 
     Raises:
@@ -123,10 +124,12 @@ def check_plan(plan: Plan, engine: str) -> None:
         reason = "microbatches"
     elif isinstance(plan.sampling, FilteredPoisson):
         reason = "individual filters"
-    elif hasattr(plan.sampling, "bounds_at"):
+    elif isinstance(plan.sampling, ImportanceSchedule):
         reason = "importance sampling"
     elif any(each.controls == "coordinates" for each in plan.controllers):
         reason = "AdaClip"
+    elif strict:
+        reason = "strict runs"
     if reason:
         raise InvalidArgument(
             f"A sharded model is trained by book-keeping, which does not serve {reason}. Use "

@@ -177,6 +177,11 @@ class OuterProduct(Contribution):
             and torch.float64 not in (self.inputs.dtype, self.outputs.dtype)
         )
 
+    def between(self, first: int, last: int) -> "OuterProduct":
+        """Return some rows, whose sum is formed in the precision that the norm was charged for."""
+        large = self.inputs.shape[2] * self.outputs.shape[2] >= LARGE_WEIGHT
+        return OuterProduct(self.inputs, self.outputs[:, :, first:last], of_large=large)
+
     def gram(self) -> torch.Tensor:
         """Return the squared norms as computed in float64, a few records at a time."""
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]

@@ -1,6 +1,6 @@
 """Book-keeping for sharded models: every record is on one process, which sees each layer whole.
 
-Tests: tests/gradients/sharded/test_engine.py.
+Tests: tests/run/test_sharding.py.
 """
 
 from collections.abc import Iterator, Mapping

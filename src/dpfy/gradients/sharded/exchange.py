@@ -4,7 +4,7 @@ What travels is the clipped sum of one chunk of one process, rounded to the type
 sums of a single process are: a reduction would round what depends on several processes' records.
 While a bucket travels, the next one is formed, in memory that is used again.
 
-Tests: tests/gradients/sharded/test_exchange.py.
+Tests: tests/run/test_sharding.py.
 """
 
 from collections.abc import Iterator, Sequence

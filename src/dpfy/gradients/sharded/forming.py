@@ -96,7 +96,7 @@ class ParameterSum:
         (span, part), *_ = self._by_rows
         if span is not None or not isinstance(part, OuterProduct):
             return None
-        return _between(part, first, last).summed(self._weights, self._memory)
+        return part.between(first, last).summed(self._weights, self._memory)
 
     def _formed(self) -> torch.Tensor:
         """Return the sum of what is not formed by rows, as [rows, numbers]."""
@@ -114,11 +114,6 @@ def _has_rows(part: Contribution) -> bool:
     return isinstance(part, OuterProduct | EmbeddingRows | TiedEmbedding)
 
 
-def _between(outer: OuterProduct, first: int, last: int) -> OuterProduct:
-    """Return the rows of an outer product of a large weight."""
-    return OuterProduct(outer.inputs, outer.outputs[:, :, first:last], of_large=True)
-
-
 def _add_rows(
     part: Contribution, weights: Weights, first: int, last: int, total: torch.Tensor
 ) -> None:
@@ -133,4 +128,4 @@ def _add_rows(
         total.index_add_(0, tokens[chosen] - first, weighed.to(total.dtype))
         return
     assert isinstance(part, OuterProduct)
-    _between(part, first, last).add_sum(weights.exact, total)
+    part.between(first, last).add_sum(weights.exact, total)

@@ -8,7 +8,7 @@ gathered again on the way back.
 Every process gathers in the same order, which synthetic records show. A pass that ends before its
 time, because a record raised, gathers the rest for the others' sake.
 
-Tests: tests/gradients/sharded/test_gather.py.
+Tests: tests/run/test_sharding.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,6 @@ from dpfy.gradients.base import Unsupported
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.sharded.rows import Owned, Shards, Unit
 
-# its name in newer versions of torch, where the other one warns
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SMALL = 2**15  # numbers of a shard; smaller ones of a unit travel together
 
 LOST = (
@@ -297,7 +295,9 @@ class Gathering:
         if self.shards.owners == 1:
             room.copy_(own.view(room.shape))
         else:
-            _all_gather(room.view(-1), own.view(-1), group=self.shards.group)
+            # its name in newer versions of torch, where the other one warns
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            gather(room.view(-1), own.view(-1), group=self.shards.group)
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Saved":
         """Remember a view of a whole parameter by its name."""

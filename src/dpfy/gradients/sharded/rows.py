@@ -4,10 +4,11 @@
 but fewer, or none, to the last ones. So rows have exactly one owner, and a copy of it in each
 replica where the mesh has two dimensions.
 
-Tests: tests/gradients/sharded/test_rows.py.
+Tests: tests/run/test_sharding.py.
 """
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,8 @@ class Shards:
         Raises:
             InvalidArgument: If it is divided in a way for which there is no proof.
         """
+        if not (dist.is_available() and dist.is_initialized()):
+            return None  # nothing is divided without other processes
         _refuse_others(model)
         named = dict(model.named_parameters())
         divided = {name: p for name, p in named.items() if is_divided(p)}
@@ -150,6 +153,8 @@ class Shards:
 
 def is_divided(tensor: Any) -> bool:
     """Whether a tensor is one process's part of a distributed one."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        return False
     return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
 
 
@@ -210,9 +215,10 @@ def _parameters_of(group: Any) -> list[nn.Parameter]:
 
 def state_of(module: nn.Module) -> Any:
     """Return what ``fully_shard`` attached to a module; None if it was not called on it."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # which takes long to import
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return None
+    return module._get_fsdp_state()
 
 
 def _check(name: str, parameter: nn.Parameter, is_known: bool) -> None:
