@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all test-apart test-device test-integrations test-pythons test-servers test-synth coverage lint bench experiments experiments-quick figures docs clean
+.PHONY: setup demo test test-all test-apart test-device test-integrations test-browser test-flower test-synth test-pythons test-servers coverage lint bench experiments experiments-quick figures docs clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -46,6 +46,31 @@ $(INTEGRATIONS): $(STAMP)
 test-integrations: $(INTEGRATIONS)
 	DPFY_TEST_INTEGRATIONS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/integrations src/dpfy/integrations
 
+# Budgets of teams on a PostgreSQL and behind a service that the tests start.
+test-servers: setup
+	.ci/install-servers postgres
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "servers and not slow" tests/servers
+
+# The page in Debian's Chromium. DPFY_SCREENSHOTS=docs/_static/page draws the pictures of its how-to.
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[browser]"
+	touch $@
+
+test-browser: $(BROWSER)
+	.ci/install-servers chromium
+	$(BIN)/python -m pytest -m browser tests/browser
+
+# Flower pins older versions of what the other tests need: an environment of its own.
+FLOWER := .venv-flower
+$(FLOWER)/.installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet -c constraints-flower.txt -e ".[flower]" dp-accounting hypothesis pytest
+	touch $@
+
+test-flower: $(FLOWER)/.installed
+	DPFY_TEST_FLOWER=1 $(FLOWER)/bin/python -m pytest tests/flower src/dpfy/integrations/flower
+
 # Synthetic tables, with mbi and jax in the same environment.
 SYNTH := $(VENV)/.synth
 $(SYNTH): $(STAMP)
@@ -54,11 +79,6 @@ $(SYNTH): $(STAMP)
 
 test-synth: $(SYNTH)
 	DPFY_TEST_SYNTH=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/synthesis tests/cli/test_synth.py src/dpfy/synthesis
-
-# Budgets of teams on a PostgreSQL and behind a service that the tests start.
-test-servers: setup
-	.ci/install-servers postgres
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "servers and not slow" tests/servers
 
 # The tests on every supported Python that this machine has, each in an environment of its own.
 PYTHONS := 3.11 3.12 3.13
@@ -93,7 +113,7 @@ docs: figures
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # A figure is drawn again when its script or its results are newer. After a change of the library: `make -B figures`.
-FIGURES := accountants adaptive algorithms budget-curves correlated dpis individual individual-accuracy one-step-walk planning-batches accuracy
+FIGURES := accountants adaptive algorithms budget-curves correlated dpis federated-accuracy federated-clipping individual individual-accuracy one-step-walk planning-batches accuracy
 figures: $(FIGURES:%=docs/_static/%.svg) docs/_static/notebook/report.html
 
 docs/_static/one-step-walk.svg: docs/figures/one_step.py src/dpfy/run/step.py src/dpfy/run/run.py
@@ -102,6 +122,8 @@ docs/_static/notebook/report.html: docs/figures/notebook.py docs/tutorials/noteb
 docs/_static/budget-curves.svg: docs/figures/budget_curves.py
 docs/_static/planning-batches.svg: docs/figures/planning.py
 docs/_static/individual-accuracy.svg: docs/figures/individual_accuracy.py $(wildcard experiments/results/idpsgd-*.json)
+docs/_static/federated-clipping.svg: docs/figures/federated_clipping.py
+docs/_static/federated-accuracy.svg: docs/figures/federated_accuracy.py experiments/results/federated.json
 docs/_static/accuracy.svg: docs/figures/accuracy.py experiments/plots.py $(wildcard experiments/results/*.json)
 $(foreach name,accountants adaptive algorithms correlated dpis individual,$(eval docs/_static/$(name).svg: docs/figures/$(name).py))
 docs/_static/%.svg: | setup

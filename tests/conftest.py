@@ -21,7 +21,7 @@ collect_ignore = [] if "DPFY_TEST_DEVICE" in os.environ else ["device", "support
 if "DPFY_TEST_INTEGRATIONS" not in os.environ:  # which needs other frameworks
     collect_ignore += ["integrations", "support/hf_models.py", "support/hf_trainers.py"]
 if "DPFY_TEST_FLOWER" not in os.environ:  # which needs an environment of its own
-    collect_ignore += ["flower", "support/flower_nodes.py"]
+    collect_ignore += ["flower", "support/flower_nodes.py", "support/flower_simulation.py"]
 
 
 def pytest_collection_modifyitems(items):

@@ -163,6 +163,16 @@ def test_rows_of_arrow_files_need_pyarrow(without, tmp_path):
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_the_page_needs_its_packages(package):
+    code = (
+        f"import sys; sys.modules['{package}'] = None; "
+        "from dpfy.cli.app import main; main(['page'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and "pip install 'dpfy[page]'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_the_service_needs_its_packages(package):
     code = f"import sys; sys.modules['{package}'] = None; import dpfy.ensembles, dpfy.serving"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -24,7 +24,7 @@ TESTS = set(
 )
 
 
-FRAMEWORKS = {"huggingface": "transformers", "lightning": "lightning"}
+FRAMEWORKS = {"flower": "flwr", "huggingface": "transformers", "lightning": "lightning"}
 
 
 def needs_missing_framework(name: str) -> bool:

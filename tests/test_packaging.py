@@ -25,6 +25,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "cli": {"typer", "rich"},
     "demo": {"scikit-learn"},
     "estimators": {"scikit-learn"},
+    "page": {"starlette", "uvicorn"},
     "postgresql": {"psycopg"},
     "report": {"matplotlib"},
     "service": {"starlette", "uvicorn"},
@@ -32,6 +33,7 @@ EXTRAS = {  # what a part of dpfy needs that one can do without
     "yaml": {"pyyaml"},
 }
 FRAMEWORKS = {  # what frameworks and trackers need; no part of dpfy[all]
+    "flower": {"flwr"},
     "huggingface": {"accelerate", "transformers"},
     "lightning": {"lightning"},
     "mlflow": {"alembic", "mlflow-skinny", "sqlalchemy"},

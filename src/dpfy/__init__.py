@@ -84,11 +84,13 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     )
     from dpfy.run.checkpoint import resume as resume
     from dpfy.run.contributing import ContributingShare as ContributingShare
+    from dpfy.run.export import export as export
     from dpfy.run.loggers import MlflowLog as MlflowLog, WandbLog as WandbLog
     from dpfy.run.privatize import privatize as privatize
     from dpfy.run.progress import ProgressBar as ProgressBar
     from dpfy.run.released import Released as Released
     from dpfy.run.run import Run as Run
+    from dpfy.run.step_log import StepLog as StepLog
     from dpfy.synthesis.synthesizer import Synthesizer as Synthesizer
     from dpfy.trainer.config import TrainConfig as TrainConfig
     from dpfy.trainer.result import TrainingResult as TrainingResult
@@ -149,6 +151,7 @@ _HOMES = {
     "plans": ("Plan", "dpftrl", "dpis", "dpsgd", "idpsgd"),
     "records.users": ("Users",),
     "run.checkpoint": ("resume",),
+    "run.export": ("export",),
     "run.contributing": ("ContributingShare",),
     "checks.explain": ("Explanation", "explain"),
     "checks.fix": ("batchnorm_statistics", "fix"),
@@ -165,6 +168,7 @@ _HOMES = {
     "run.privatize": ("privatize",),
     "run.released": ("Released",),
     "run.run": ("Run",),
+    "run.step_log": ("StepLog",),
     "types": ("Budget", "Interval", "Relation", "Unit"),
 }
 _get, __all__ = exports(__name__, _HOMES)

@@ -120,7 +120,8 @@ class Books(RuleBasedStateMachine):
             record = view(lambda book, grant=grant: book.last_of_grant(grant)).body["grant"]
             paid = record["charged"]
             if paid is None:
-                paid = [kept + lost for kept, lost in zip(record["cost"], record["lost"])]
+                both = zip(record["cost"], record["lost"], strict=True)
+                paid = [kept + lost for kept, lost in both]
             unit = record["cost"][self.place] // PLAN.steps
             assert paid[self.place] >= steps * unit, (record["state"], steps)
             assert record["state"] != State.WITHDRAWN or steps == 0

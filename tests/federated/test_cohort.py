@@ -142,8 +142,18 @@ def test_who_answers_twice_or_was_not_drawn_or_comes_late_contributes_zero():
 
 @pytest.mark.parametrize(
     ("weight", "part"),
-    [(2.0, 0.5), (4.0, 1.0), (1e9, 1.0), (math.inf, 1.0), (0, 0.0), (-1.0, 0), (math.nan, 0)]
-    + [("4", 0), (True, 0), (None, 0)],
+    [
+        (2.0, 0.5),
+        (4.0, 1.0),
+        (1e9, 1.0),
+        (math.inf, 1.0),
+        (0, 0.0),
+        (-1.0, 0),
+        (math.nan, 0),
+        ("4", 0),
+        (True, 0),
+        (None, 0),
+    ],
 )
 def test_weights_are_capped_and_the_divisor_stays(weight, part):
     server = served(planned(divisor=1), largest_weight=4.0)

@@ -92,9 +92,11 @@ def test_a_training_that_would_fail_for_all_is_refused_before_a_client_is_asked(
     with pytest.raises(InvalidArgument, match="weights"):
         answered(typo)
     with pytest.raises(InvalidArgument, match="no finite update"):
-        answered(lambda model, rows: model.weight.data.fill_(float("nan")))
+        answered(lambda model, rows: [model.weight.data.fill_(float("nan")), None][1])
     with pytest.raises(InvalidArgument, match="no finite update"):
         answered(lambda model, rows: None, local="fedsgd")
+    with pytest.raises(InvalidArgument, match="Tensor"):
+        answered(lambda model, rows: torch.zeros(()))
     assert asked == [1]  # the synthetic row
 
 

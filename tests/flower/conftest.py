@@ -11,14 +11,9 @@ with warnings.catch_warnings():  # that packages give each other when they are f
     import flwr.clientapp
     import flwr.serverapp
     import flwr.simulation  # noqa: F401
+    from flwr.supercore.task_identity import TaskIdentity
 
-_OF_OTHERS = (
-    "ignore::DeprecationWarning",  # Flower, Ray, gRPC and what they bring warn of each other
-    "ignore::FutureWarning:ray",
-    "ignore::ResourceWarning",  # Ray leaves files open
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
-)
+_OF_OTHERS = ("ignore::DeprecationWarning:click", "ignore::DeprecationWarning:flwr")
 
 
 def pytest_collection_modifyitems(items):
@@ -32,7 +27,5 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def task(monkeypatch):
     """Be a task of a server, as which alone Flower makes messages."""
-    from flwr.supercore.task_identity import TaskIdentity
-
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)

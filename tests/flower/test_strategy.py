@@ -26,7 +26,7 @@ class FakeGrid:
         return iter(self.nodes)
 
 
-NODES = [70, 30, 50, 10, 90, 20]
+NODES = [770077, 330033, 550055, 110011, 990099, 220022]
 GRID = FakeGrid(NODES)
 
 
@@ -130,9 +130,13 @@ def test_odd_replies_contribute_zero_and_nothing_is_logged_of_them(name, caplog)
     strategy = made(planned(statistics=[dpfy.Contributing()]))
     before = strategy.arrays.to_torch_state_dict()
     first, second, *_ = asked(strategy)
-    with caplog.at_level(logging.DEBUG):
-        arrays, metrics = strategy.aggregate_train(1, [ODD[name](first), reply(second)])
-    logging.getLogger("flwr").handlers  # noqa: B018 - Flower logs there
+    flower = logging.getLogger("flwr")  # which tells no logger above it
+    flower.addHandler(caplog.handler)
+    with caplog.at_level(logging.DEBUG, "flwr"):
+        _, metrics = strategy.aggregate_train(1, [ODD[name](first), reply(second)])
+        strategy.summary()
+    flower.removeHandler(caplog.handler)
+    assert "Plan" in caplog.text  # so it would be heard
     assert metrics["contributing"] == pytest.approx(1 / 6)
     assert "secret" not in caplog.text and str(first.metadata.dst_node_id) not in caplog.text
     update = moved(before, strategy)

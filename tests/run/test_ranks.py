@@ -15,7 +15,7 @@ import pytest
 import ranks as processes
 import torch
 import torch.nn.functional as F
-from ranks import scenario
+from ranks import Group, scenario
 from runs import Dot, Started
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -47,32 +47,11 @@ def pytest_generate_tests(metafunc):
         )
 
 
-class Group:
-    """What every scenario returned on every rank, and all that the processes printed."""
-
-    def __init__(self, size, folder):
-        self.size, self.folder = size, folder
-        names = [name for name in processes.SCENARIOS if not name.startswith("killed")]
-        ended = processes.finish_once(
-            folder, lambda: processes.start(__file__, names, size, folder)
-        )
-        self.output = "".join(text for _, text in ended)
-        assert [code for code, _ in ended] == [0] * size, self.output
-        self._found = [processes.result(folder, rank) for rank in range(size)]
-
-    def __getitem__(self, function):
-        """The results of a scenario, a list with one item for each rank."""
-        each = [found[function.__name__] for found in self._found]
-        failures = [one["failed"] for one in each if isinstance(one, dict) and "failed" in one]
-        assert not failures, "\n".join(failures)
-        return each
-
-
 @pytest.fixture(scope="module")
 def group(request, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    return Group(request.param, shared / f"ranks-{request.param}")
+    return Group(__file__, request.param, shared / f"ranks-{request.param}")
 
 
 def refusal(act):

@@ -15,7 +15,8 @@ from pathlib import Path
 from books import DATASET, opened, plan_of, take
 
 from dpfy.budgets import BudgetBook
-from dpfy.errors import BookUnavailable, BudgetExhausted, DpfyError, GrantRefused
+from dpfy.errors import BookUnavailable, BudgetExhausted, DpfyError, GrantRefused, LedgerError
+from dpfy.ledger import Ledger
 from dpfy.ledger.events import Poisson, Sampled, SumQuery
 
 
@@ -50,9 +51,9 @@ def spend(url, folder, seed):
     """
     chance, place = random.Random(int(seed)), Path(folder)
     with BudgetBook.open(url) as book:
-        print("ready", flush=True)
-        while True:
-            with contextlib.suppress(BookUnavailable, BudgetExhausted, GrantRefused):
+        (place / f"{os.getpid()}.ready").touch()
+        while True:  # until it is killed
+            with contextlib.suppress(BookUnavailable, BudgetExhausted, GrantRefused, LedgerError):
                 _spend_once(book, place, chance)
 
 
@@ -60,8 +61,6 @@ def _spend_once(book, place, chance):
     known = sorted(place.glob("*.dpl"))
     if known and chance.random() < 0.5:  # go on with what somebody left
         path = chance.choice(known)
-        from dpfy.ledger import Ledger
-
         header = Ledger.read(path).header
         if header is None or header.grant is None:
             return

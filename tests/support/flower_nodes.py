@@ -5,6 +5,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
+import dpfy
+
 NODES = 8
 
 
@@ -41,6 +43,24 @@ def trained(model: nn.Module, partition: int) -> nn.Module:
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     return model
+
+
+def planned(rounds: int) -> dpfy.Plan:
+    """A plan that draws six of the nodes in a round, on average."""
+    return dpfy.dpsgd(
+        records=NODES,
+        batch_size=6,
+        steps=rounds,
+        clip=0.5,
+        noise_multiplier=1.0,
+        unit="user",
+        controllers=[dpfy.QuantileClipping()],
+    )
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the server."""
+    return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 
 
 app = ClientApp()

@@ -5,6 +5,7 @@ A test module marks functions as :func:`scenario`; each gets a rank, the number 
 folder that the ranks share, and returns JSON. All scenarios of a module run one after the other in
 the same processes, which take far longer to start than to run."""
 
+import gc
 import importlib.util
 import json
 import os
@@ -87,6 +88,25 @@ def finish_once(folder: Path, begin: Callable[[], list[subprocess.Popen]]) -> li
     return ended
 
 
+class Group:
+    """What every scenario returned on every rank, and all that the processes printed."""
+
+    def __init__(self, module: str, size: int, folder: Path) -> None:
+        self.size, self.folder = size, folder
+        names = [name for name in SCENARIOS if not name.startswith("killed")]
+        ended = finish_once(folder, lambda: start(module, names, size, folder))
+        self.output = "".join(text for _, text in ended)
+        assert [code for code, _ in ended] == [0] * size, self.output
+        self._found = [result(folder, rank) for rank in range(size)]
+
+    def __getitem__(self, function: Callable[..., Any]) -> list[Any]:
+        """The results of a scenario, a list with one item for each rank."""
+        each = [found[function.__name__] for found in self._found]
+        failures = [one["failed"] for one in each if isinstance(one, dict) and "failed" in one]
+        assert not failures, "\n".join(failures)
+        return each
+
+
 def main() -> None:
     """Be one of the processes."""
     module, rank, size, folder, *names = sys.argv[1:]
@@ -111,4 +131,5 @@ def main() -> None:
     (place / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     if any(name.startswith("killed") for name in names):
         os._exit(0)  # gloo's threads may abort the end of a process whose group lost a rank
+    gc.collect()  # sharded models refer to groups
     dist.destroy_process_group()  # they may outlive the interpreter, and abort, otherwise

@@ -26,6 +26,7 @@ FILES = {
     "ledger.dpl",
     "ledger.dpl.head",
     "model.safetensors",
+    "progress.jsonl",
     "report.html",
     "report.json",
     "report.md",
@@ -132,7 +133,7 @@ def killed(monkeypatch, owner, name):
         (
             dpfy.Trainer,
             "_save",
-            {"config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head"},
+            {"config.json", "evaluations.csv", "ledger.dpl", "ledger.dpl.head", "progress.jsonl"},
         ),
     ],
 )

@@ -274,10 +274,8 @@ class Database:
     def _used(self, grant: str, data: bytes) -> tuple[Ledger, Cost]:
         """Read a ledger and compute what it cost, before anybody else has to wait."""
         found = Ledger.from_bytes(data, f"the ledger of grant {grant}")
-        declaration = self._store.read(
-            lambda book: _declaration(book, _grant(book, grant)[1].dataset)
-        )
-        return found, declaration.cost(found.uses)
+        record = self._store.read(lambda book: _grant(book, grant)[1])  # its cost never changes
+        return found, self._declared(record.dataset).charge(found.uses, record.cost)
 
     def _append(
         self,
@@ -309,7 +307,7 @@ class Database:
             envelope=request.envelope,
             filter=request.filter,
             orders=declaration.orders,
-            limits=tuple(sorted({o for rule in declaration.filters for o in rule.orders})),
+            limits=declaration.limited,
             cost=record.cost,
         )
 

@@ -124,6 +124,11 @@ class Declaration:
         return costs.orders_of(self.filters)
 
     @property
+    def limited(self) -> tuple[float, ...]:
+        """The orders at which a filter has a limit."""
+        return tuple(sorted({order for rule in self.filters for order in rule.orders}))
+
+    @property
     def accounts(self) -> tuple[str, ...]:
         """The accounts of the data set: that of all of it, and those of its parts."""
         return (WHOLE, *self.parts)
@@ -131,6 +136,18 @@ class Declaration:
     def cost(self, envelope: Envelope) -> Cost:
         """Return what an envelope costs in the coordinates of this data set."""
         return costs.cost_of(envelope, self.orders, self.relation)
+
+    def charge(self, uses: Envelope, granted: Cost) -> Cost:
+        """Return the cost of what a ledger shows, within what its guard has admitted.
+
+        A line that a crash tore counts as a step, though none was released for it, so a ledger can
+        show more than was granted.
+        """
+        limited = {0, *(1 + self.orders.index(order) for order in self.limited)}
+        return tuple(
+            min(part, most) if at in limited else part
+            for at, (part, most) in enumerate(zip(self.cost(uses), granted, strict=True))
+        )
 
     def admits(self, total: Cost, opened: int) -> bool:
         """Tell whether a total is within the open tranches, and within all."""

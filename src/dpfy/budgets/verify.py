@@ -138,7 +138,7 @@ class _Replay:
         _expect(entry, digest == entry.body["sha256"] == kept[0], "its ledger was edited")
         ledger = Ledger.from_bytes(data, f"the ledger of grant {entry.grant}")
         declaration = self._datasets[entry.dataset].declaration
-        charged = plus(declaration.cost(ledger.uses), before.lost)
+        charged = plus(declaration.charge(ledger.uses, before.cost), before.lost)
         _expect(entry, before.state is State.ACTIVE, "it had ended")
         self._charge(entry, before, found, charged)
 

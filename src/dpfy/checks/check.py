@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from dpfy.checks.compare_engines import Parity, parity
+from dpfy.checks.compare_engines import Parity, parity, sharded_parity
 from dpfy.checks.compatibility import Finding, examine, is_tokenizer
 from dpfy.checks.explain import Explanation, explain, weighted_sum
 from dpfy.checks.fields import Fields, loss_of_fields, made_up, outputs_of_fields
@@ -14,6 +14,7 @@ from dpfy.checks.parameters import trainable
 from dpfy.errors import InvalidArgument
 from dpfy.gradients import ENGINES
 from dpfy.gradients.base import LossFn
+from dpfy.gradients.sharded.rows import is_divided, shard_by_layers
 
 _OWN_EXAMPLE = (
     "Here records are synthesized from types and shapes alone; dpfy.explain(model, batch, loss_fn) "
@@ -110,6 +111,24 @@ def check(made: Any, fields: Fields | None = None) -> Checked:
         if fields is None or not found.trainable
         else Checked(found.findings, _probed(parts, fields))
     )
+
+
+def check_sharded(made: Any, fields: Fields) -> Parity:
+    """Shard a model layer by layer, and compare its engine with its own autograd.
+
+    Every process of the group calls it.
+
+    Args:
+        made: A model, sharded or not, or a tuple of a model and its loss.
+        fields: As for :func:`check`.
+
+    Returns:
+        The comparison.
+    """
+    parts = Parts.of(made)
+    if not any(map(is_divided, parts.model.parameters())):
+        shard_by_layers(parts.model)
+    return sharded_parity(parts.model, made_up(fields), parts.loss(fields))
 
 
 @dataclass(frozen=True)

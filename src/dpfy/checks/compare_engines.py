@@ -13,13 +13,17 @@ import torch
 from torch import nn
 
 from dpfy.checks.explain import as_chunk
-from dpfy.checks.oracle import agrees_elsewhere, engine_sums, oracle_sums
+from dpfy.checks.oracle import agrees_elsewhere, engine_sums, have_equal_sums, oracle_sums
 from dpfy.checks.probe import Probe
-from dpfy.checks.tolerance import are_equal_sums
+from dpfy.checks.tolerance import are_equal_sums, squared_norm
 from dpfy.checks.undisturbed import undisturbed, without_dropout
+from dpfy.errors import InvalidArgument
 from dpfy.gradients import ENGINES, Engine, LoopEngine
 from dpfy.gradients.base import LossFn
 from dpfy.gradients.bookkeeping.workspace import Workspace
+from dpfy.gradients.sharded.engine import engines_of
+from dpfy.gradients.sharded.gather import Gathering
+from dpfy.gradients.sharded.rows import Shards, totals
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.sandbox.torch_settings import certified
 
@@ -97,6 +101,47 @@ def parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> tuple[Parity, ...]:
         return tuple(
             _compared(judge, name, doubts, *expected) for name in ENGINES if name != LoopEngine.name
         )
+
+
+def sharded_parity(model: nn.Module, batch: Any, loss_fn: LossFn) -> Parity:
+    """Compare the engine for sharded models with the model's own autograd.
+
+    Every process calls it with the same synthetic records.
+
+    Args:
+        model: A model on which ``fully_shard`` was called.
+        batch: A collated batch of *synthetic* examples.
+        loss_fn: A function from the fields of the batch to one loss per example.
+
+    Returns:
+        The comparison, once all checks of a run have passed.
+
+    Raises:
+        InvalidArgument: If the model is not sharded, or in a way for which there is no proof.
+        IsolationError: If the model or the loss mixes records, or no engine serves it.
+    """
+    shards = Shards.of(model)
+    if shards is None:
+        raise InvalidArgument("Expected a model on which fully_shard was called.")
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gathering = Gathering(model, shards)
+    judge = Probe(
+        model,
+        trained,
+        loss_fn,
+        as_chunk(batch),
+        declared=True,
+        engines=engines_of(gathering),
+        gathering=gathering,
+    )
+    engine = judge.choose("auto")
+    with certified(), undisturbed(model), gathering.standing(), without_dropout(model):
+        expected, found = oracle_sums(judge, Workspace()), engine_sums(judge, engine)
+        agrees = have_equal_sums(judge, found, expected)
+    pairs = zip(found, expected, strict=True)
+    squares = [sum(squared_norm(f, e) for f, e in pairs), sum(map(squared_norm, expected))]
+    difference, length = totals(squares, shards.group)
+    return Parity(engine.name, agrees, math.sqrt(difference / length) if length else 0.0)
 
 
 def _compared(

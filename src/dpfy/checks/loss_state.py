@@ -311,6 +311,8 @@ _UNCALLED = {
     "__post_init__",
 }
 _ABSTRACT = (object, nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_OF_SHARDS = ("torch.distributed.fsdp", "dpfy.gradients.sharded")
+_OF_FULLY_SHARD = "__composable_api_state_key"
 _OF_TORCH = set(vars(nn.Module())) - {"training"}
 _KINDS: tuple[tuple[Any, Callable[[_Walk, str, Any, int], None]], ...] = (
     (torch.Tensor, _Walk._tensor),
@@ -360,11 +362,14 @@ def _divided(
     plain: dict[str, Any] = {}
     others: list[tuple[str, Any]] = []
     for name, item in vars(module).items():
-        if name not in _OF_TORCH and (names is None or name in names or name == "training"):
-            if isinstance(item, _PLAIN):
-                plain[name] = type(item), repr(item)
-            else:
-                others.append((name, item))
+        if name in _OF_TORCH or not (names is None or name in names or name == "training"):
+            continue
+        if name.startswith(_OF_FULLY_SHARD):  # whole parameters, while they are gathered
+            continue
+        if isinstance(item, _PLAIN):
+            plain[name] = type(item), repr(item)
+        else:
+            others.append((name, item))
     return plain, others
 
 
@@ -386,8 +391,10 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
         module._backward_hooks,
         module._backward_pre_hooks,
     ):
-        if hooks:
-            yield from hooks.values()
+        for hook in hooks.values() if hooks else ():
+            # those of sharded models have all parameters, whole ones while they are gathered
+            if not (getattr(hook, "__module__", None) or "").startswith(_OF_SHARDS):
+                yield hook
 
 
 def _of_tensor(tensor: torch.Tensor) -> Any:

@@ -3,12 +3,13 @@
 Tests: tests/checks/test_probe.py, tests/gradients/test_isolation.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from dpfy.checks.recycled import RecycledProducts
+from dpfy.checks.sharded_oracle import sharded_sums
 from dpfy.checks.tolerance import are_equal_sums, is_within, squared_norm
 from dpfy.checks.trial import SEED, Trial
 from dpfy.errors import LossError
@@ -17,6 +18,7 @@ from dpfy.gradients.base import LossCall, LossFn, Originals
 from dpfy.gradients.bookkeeping.workspace import Workspace
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import per_example
+from dpfy.gradients.sharded.rows import local, totals
 from dpfy.gradients.synthetic import wobbled
 from dpfy.mechanisms.clipping import Clipping, clip_to
 from dpfy.sandbox.rng_isolation import fix_seed
@@ -43,7 +45,7 @@ def agrees_elsewhere(trial: Trial, engine: Engine, memory: Workspace) -> bool:
         agreed = 0
         for draw in range(1, _MORE_DRAWS + 1):
             expected = oracle_sums(trial, memory, draw)
-            if are_equal_sums(engine_sums(trial, engine, draw), expected, trial.shortest):
+            if have_equal_sums(trial, engine_sums(trial, engine, draw), expected):
                 agreed += 1
             elif not _is_bounded(trial, engine, draw):
                 return False
@@ -55,9 +57,22 @@ def agrees_elsewhere(trial: Trial, engine: Engine, memory: Workspace) -> bool:
 def _is_bounded(trial: Trial, engine: Engine, draw: int) -> bool:
     """Whether an engine clips what each record of a draw adds to the sum, up to rounding."""
     return all(
-        is_within(engine_sums(trial, engine, draw, record), _CLIP, trial.shortest)
+        is_within(engine_sums(trial, engine, draw, record), _CLIP, trial.shortest, _joined(trial))
         for record in range(len(_FACTORS))
     )
+
+
+def have_equal_sums(trial: Trial, found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    """Whether sums are equal as vectors; of a sharded model, the rows of all processes."""
+    return are_equal_sums(found, expected, trial.shortest, _joined(trial))
+
+
+def _joined(trial: Trial) -> Callable[[list[float]], list[float]]:
+    """Return what adds up squared norms over the processes that have parts of the vectors."""
+    if trial.gathering is None:
+        return lambda squares: squares
+    group = trial.gathering.shards.group
+    return lambda squares: totals(squares, group)
 
 
 def oracle_sums(trial: Trial, memory: Workspace, draw: int = 0) -> list[torch.Tensor]:
@@ -67,6 +82,9 @@ def oracle_sums(trial: Trial, memory: Workspace, draw: int = 0) -> list[torch.Te
     than two gradients in memory: the sums, and one that is written to ``memory``.
     """
     loss_fn, chunk, clipping = _clipped(trial, draw)
+    if trial.gathering is not None:
+        with trial.gathering.paused():
+            return sharded_sums(trial.model, trial.parameters, loss_fn, chunk, clipping)
     oracle, call = LoopEngine(trial.model, trial.parameters), LossCall(trial.model, loss_fn)
     state, sums = Originals(trial.model, trial.parameters), None
     try:
@@ -104,8 +122,9 @@ def engine_sums(
     loss_fn, chunk, clipping = _clipped(trial, draw, record)
     fix_seed(SEED)
     # memory that is not touched where the engine forms the sum in its own
-    totals = [torch.empty_like(p, dtype=torch.float64) for p in trial.parameters.values()]
-    return engine.bounded_sums(loss_fn, chunk, clipping).formed_in(totals)
+    own = [local(p.detach()) for p in trial.parameters.values()]
+    rooms = [torch.empty_like(rows, dtype=torch.float64) for rows in own]
+    return engine.bounded_sums(loss_fn, chunk, clipping).formed_in(rooms)
 
 
 def _clipped(trial: Trial, draw: int, record: int | None = None) -> tuple[LossFn, Chunk, Clipping]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dpfy.errors import InvalidArgument, UnreleasedGradient
+from dpfy.gradients.sharded.rows import local
 
 
 def trainable(
@@ -43,7 +44,7 @@ def trainable(
                 f"The parameter {name!r} is {kind}. Use real parameters, and run a synthetic batch "
                 "through a lazy model first."
             )
-    if any(p.grad is not None and p.grad.any() for p in chosen.values()):
+    if any(p.grad is not None and local(p.grad).any() for p in chosen.values()):
         raise UnreleasedGradient(
             "The model has gradients from before privatize. Call opt.zero_grad() first."
         )

@@ -28,11 +28,10 @@ from dpfy.checks.company import (
 from dpfy.checks.culprits import refusal
 from dpfy.checks.dataflow import Draws, Mixed, check_dataflow
 from dpfy.checks.free_memory import give_back
-from dpfy.checks.oracle import agrees_elsewhere, engine_sums, oracle_sums
+from dpfy.checks.oracle import agrees_elsewhere, engine_sums, have_equal_sums, oracle_sums
 from dpfy.checks.places import at, stopped_at
 from dpfy.checks.preconditions import check_layers
 from dpfy.checks.side_doors import REMEDY, SideDoors
-from dpfy.checks.tolerance import are_equal_sums
 from dpfy.checks.trial import SEED, SIZES, Trial
 from dpfy.checks.undisturbed import undisturbed, without_dropout
 from dpfy.checks.vmap_check import refuses_tracing, traceable_recurrence
@@ -72,6 +71,7 @@ class Probe(Trial):
         example: A chunk of the public shape of the records.
         declared: Whether the values of ``example`` are valid and public, not its shape alone.
         statistics: The statistics that the plan releases.
+        gathering: The whole parameters of a sharded model; None for one that is whole.
         engines: The engines to choose from, in the order of preference.
 
     Attributes:
@@ -114,7 +114,7 @@ class Probe(Trial):
             LossError: The loss fails on synthetic input or returns something else than expected.
         """
         check_layers(self.model)
-        with certified(), self.undisturbed() as written:
+        with certified(), self.undisturbed() as written, self._standing():
             with suppress_output() as output:
                 doors = SideDoors(self.model, self.loss_fn)
                 for size, scale in product(SIZES, self.scales):
@@ -145,7 +145,7 @@ class Probe(Trial):
         """Refuse a loss that treats a chunk of the largest size unlike a few examples."""
         if largest <= max(self._compared, default=0):  # when the engine was chosen
             return
-        with certified(), self.undisturbed(), self._without_masks():
+        with certified(), self.undisturbed(), self._standing(), self._without_masks():
             shortest = self.shortest
             self._check_many(largest, shortest if largest <= _MANY else max(shortest, COARSE))
 
@@ -249,7 +249,7 @@ class Probe(Trial):
                     continue
                 if (
                     (random and engine.isolates)
-                    or are_equal_sums(found, expected, self.shortest)
+                    or have_equal_sums(self, found, expected)
                     or (not random and agrees_elsewhere(self, engine, memory))
                 ):
                     del found, expected
@@ -263,7 +263,16 @@ class Probe(Trial):
                     if random
                     else "does not give the gradients that one example at a time gives"
                 )
-        raise IsolationError(f"Engine {wanted!r} {reason}. Use engine='loop'.")
+        remedy = (
+            "Use engine='loop'."
+            if self.gathering is None
+            else "A sharded model has no other engine; one that every process has as a whole does."
+        )
+        raise IsolationError(f"Engine {wanted!r} {reason}. {remedy}")
+
+    def _standing(self) -> AbstractContextManager[Any]:
+        """Return a context in which a sharded model computes as one that is whole does."""
+        return nullcontext() if self.gathering is None else self.gathering.standing()
 
     def _without_masks(self) -> AbstractContextManager[None]:
         """Return a context without dropout, in which Python is asked about every operation.

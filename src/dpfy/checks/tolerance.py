@@ -4,6 +4,7 @@ Tests: tests/checks/test_probe.py.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -25,22 +26,35 @@ def are_equal(a: torch.Tensor, b: torch.Tensor, precision: float) -> bool:
     )
 
 
+Joined = Callable[[list[float]], list[float]]
+"""Adds up squared norms of parts of vectors that other processes have."""
+
+
+def _alone(squares: list[float]) -> list[float]:
+    return squares
+
+
 def are_equal_sums(
-    found: list[torch.Tensor], expected: list[torch.Tensor], precision: float
+    found: list[torch.Tensor],
+    expected: list[torch.Tensor],
+    precision: float,
+    joined: Joined = _alone,
 ) -> bool:
     """Whether sums are equal as vectors: at a kink, single numbers may differ by more."""
-    lengths = [math.sqrt(squared_norm(e)) for e in expected]
+    lengths = [math.sqrt(each) for each in joined([squared_norm(e) for e in expected])]
+    differences = joined([squared_norm(f, e) for f, e in zip(found, expected, strict=True)])
     whole = math.hypot(*lengths)
     return all(
-        math.sqrt(squared_norm(f, e))
-        <= _relative(precision) * length + max(1e-5, precision) * whole
-        for f, e, length in zip(found, expected, lengths, strict=True)
+        math.sqrt(difference) <= _relative(precision) * length + max(1e-5, precision) * whole
+        for difference, length in zip(differences, lengths, strict=True)
     )
 
 
-def is_within(sums: list[torch.Tensor], bound: float, precision: float) -> bool:
+def is_within(
+    sums: list[torch.Tensor], bound: float, precision: float, joined: Joined = _alone
+) -> bool:
     """Whether the norm of sums, as one vector, is at most a bound, up to rounding."""
-    norm = math.hypot(*(math.sqrt(squared_norm(each)) for each in sums))
+    norm = math.sqrt(math.fsum(joined([squared_norm(each) for each in sums])))
     return norm <= bound * (1 + _relative(precision))
 
 

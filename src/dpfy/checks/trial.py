@@ -20,6 +20,7 @@ from dpfy.errors import LossError
 from dpfy.gradients.base import LossCall, LossFn
 from dpfy.gradients.chunk import Chunk
 from dpfy.gradients.losses import shown_of_each, statistics_of
+from dpfy.gradients.sharded.gather import Gathering
 from dpfy.gradients.synthetic import synthetic
 from dpfy.mechanisms.query import Statistic
 from dpfy.sandbox.rng_isolation import fix_seed
@@ -42,6 +43,7 @@ class Trial:
         example: A chunk of the public shape of the records.
         declared: Whether the values of ``example`` are valid and public, not its shape alone.
         statistics: The statistics that the plan releases.
+        gathering: The whole parameters of a sharded model; None for one that is whole.
     """
 
     model: nn.Module
@@ -50,6 +52,7 @@ class Trial:
     example: Chunk
     declared: bool
     statistics: tuple[Statistic, ...] = ()
+    gathering: Gathering | None = None
     _bases: dict[tuple[int, float], torch.Tensor] = field(default_factory=dict, init=False)
     _dtypes: set[torch.dtype] = field(default_factory=set, init=False)
     _made: dict[tuple[int, int, float], Chunk] = field(default_factory=dict, init=False)

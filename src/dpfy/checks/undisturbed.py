@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from dpfy.gradients.sharded.rows import local
 from dpfy.sandbox.rng_isolation import bookmark
 
 _PROBABILITY = 4  # its place among the arguments of attention
@@ -21,7 +22,7 @@ def undisturbed(model: nn.Module) -> Iterator[Callable[[], str | None]]:
 
     def state() -> dict[str, torch.Tensor]:
         return dict(model.named_buffers()) | {
-            name: p.detach() for name, p in model.named_parameters()
+            name: local(p.detach()) for name, p in model.named_parameters()
         }
 
     before = {name: tensor.clone() for name, tensor in state().items()}

@@ -74,6 +74,14 @@ def check(
     batch_size: Annotated[
         int, typer.Option(help="Number of synthetic records in the steps that are timed.")
     ] = 256,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Divide the model among the processes that torchrun starts, and compare its "
+            "engine with its own autograd, on synthetic records.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Explain what private training means for a model; exit with 1 if it must be changed.
@@ -104,6 +112,9 @@ def check(
     dpfy check mymodel:make --example 'int64[128]' --json
     """
     fields = None if example is None else parse_fields(example)
+    if shard:
+        _check_sharded(factory, fields, as_json)
+        return
     made = make_object(factory)
     if data is not None:
         _check_data(data, collate)
@@ -124,6 +135,25 @@ def check(
                 "another."
             )
     if not found.trainable:
+        raise typer.Exit(1)
+
+
+def _check_sharded(factory: str, fields: "Fields | None", as_json: bool) -> None:
+    """Compare engines on the sharded model; rank 0 prints."""
+    if fields is None:
+        raise InvalidArgument("Give --example with --shard: records are synthesized from it.")
+
+    from dpfy.checks.check import check_sharded
+    from dpfy.cli._output import print_json
+    from dpfy.run.ranks import grouped
+
+    with grouped() as ranks:
+        found = check_sharded(make_object(factory), fields)
+        if ranks.first and as_json:
+            print_json({**vars(found), "processes": ranks.size})
+        elif ranks.first:
+            typer.echo(f"On {ranks.size} processes, beside fully_shard's own autograd: {found}.")
+    if not found.agrees:
         raise typer.Exit(1)
 
 

@@ -19,6 +19,7 @@ from dpfy.cli.epsilon import epsilon
 from dpfy.cli.fit import fit
 from dpfy.cli.inspect_data import inspect_data
 from dpfy.cli.ledger import ledger_app
+from dpfy.cli.page import page
 from dpfy.cli.pate import pate
 from dpfy.cli.plan import plan_app
 from dpfy.cli.predict import predict
@@ -46,6 +47,7 @@ _app.command()(audit)
 _app.command()(inspect_data)
 _app.command()(describe)
 _app.command()(report)
+_app.command()(page)
 _app.command()(train)
 _app.command()(tune)
 _app.command()(fit)

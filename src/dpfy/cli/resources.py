@@ -10,6 +10,7 @@ import typer
 from dpfy._objects import make_object
 from dpfy.cli._options import JsonOption
 from dpfy.cli.check import parse_fields
+from dpfy.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from dpfy.run.resources import Resources
@@ -50,6 +51,15 @@ def resources(
             show_default=False,
         ),
     ] = None,
+    ranks: Annotated[int, typer.Option(help="Number of processes, with --shard.")] = 1,
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard",
+            help="Predict the memory of one of --ranks processes that share the parameters, "
+            "instead of measuring.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a few private steps on synthetic records, and say what fits. No record is read.
@@ -64,7 +74,17 @@ def resources(
     made = make_object(factory)
 
     from dpfy.cli._output import print_json
-    from dpfy.run.resources import measure_made  # torch is loaded only when it is needed
+    from dpfy.run.resources import measure_made, predict_made  # torch is loaded only when needed
+
+    if shard:
+        predicted = predict_made(made, fields, batch_size, ranks)
+        print_json(vars(predicted)) if as_json else typer.echo(str(predicted))
+        return
+    if ranks != 1:
+        raise InvalidArgument(
+            f"Expected --shard with --ranks {ranks}: without it every process has the whole model, "
+            "and needs what one process does."
+        )
 
     found = measure_made(made, fields, batch_size)
     fits: dict[str, float] = {"largest_batch": found.largest_batch(3600 * hours, steps)}

@@ -47,6 +47,7 @@ def federate(
     largest_weight: float | None = None,
     anchor: str | Path | None = None,
     insecure_test_key: int | bytes | None = None,
+    announce: bool = True,
 ) -> Server:
     """Train a model with the updates of clients, and protect all that each client has.
 
@@ -79,6 +80,7 @@ def federate(
         anchor: A file in another place that also keeps the head of the ledger.
         insecure_test_key: Fixes all randomness, for tests. Nothing is private then, and the ledger
             says so. By default the operating system draws a key.
+        announce: Whether to refuse a ledger that has no rounds left.
 
     Returns:
         The server; iterate over it for cohorts.
@@ -109,18 +111,45 @@ def federate(
     Reference: McMahan et al. 2018, Learning Differentially Private Recurrent Language Models,
     Algorithm 1; docs/proofs/federated.md.
     """
-    return _federate(
-        model,
-        server_optimizer,
-        plan,
-        ledger,
-        clients=clients,
-        local=local,
-        largest_weight=largest_weight,
-        anchor=anchor,
-        insecure_test_key=insecure_test_key,
-        resuming=False,
+    optimizers = as_optimizers(server_optimizer)
+    _check_plan(plan)
+    check_optimizers(plan, optimizers)
+    _validate.choice("local", local, ("fedavg", "fedsgd"))
+    if largest_weight is not None:
+        _validate.positive("largest_weight", largest_weight)
+    parameters = trainable(model, optimizers)
+    check_leaves(plan.query, parameters, dict(model.named_parameters()))
+    population = _population(clients, plan)
+    noise, sampling = (
+        SecureStream(insecure_test_key, purpose="noise"),
+        SecureStream(insecure_test_key, purpose="sampling"),
     )
+    sampler, history = sampler_for(plan.sampling, sampling), history_for(plan)
+    opened = open_ledger(ledger, plan, noise.key_source, anchor, block=1, strict=False)
+    try:
+        taken = min(opened.plan_count, plan.steps)
+        if announce and taken == plan.steps:
+            raise LedgerFinished(nothing_left(plan, ledger, taken))
+        context = RoundContext(
+            plan=plan,
+            model=model,
+            parameters=parameters,
+            ledger=opened,
+            ranks=Ranks.present(),
+            streams=(noise, sampling),
+            sampler=sampler,
+            noise=noise_for(history, noise, taken + 1),
+            controllers=ControllerStates(plan, parameters, "auto"),
+            progress=Progress(taken, taken),
+            clients=population,
+            local=local,
+            largest_weight=largest_weight,
+        )
+        return Server(context, optimizers)
+    except BaseException:
+        if opened is not ledger:
+            opened.close()  # nobody else could
+        raise
 
 
 def resume(
@@ -157,77 +186,10 @@ def resume(
         as_optimizers(server_optimizer),
         ledger,
         extra,
-        lambda plan, path: _federate(
-            model,
-            server_optimizer,
-            plan,
-            path,
-            clients=clients,
-            resuming=True,
-            **{
-                "local": "fedavg",
-                "largest_weight": None,
-                "anchor": None,
-                "insecure_test_key": None,
-                **options,
-            },
+        lambda plan, path: federate(
+            model, server_optimizer, plan, path, clients=clients, announce=False, **options
         ),
     )
-
-
-def _federate(
-    model: nn.Module,
-    server_optimizer: Optimizers,
-    plan: Plan,
-    ledger: str | Path | Ledger,
-    *,
-    clients: Iterable[Hashable] | Callable[[], Iterable[Hashable]],
-    local: Local,
-    largest_weight: float | None,
-    anchor: str | Path | None,
-    insecure_test_key: int | bytes | None,
-    resuming: bool,
-) -> Server:
-    """Return a server; one that resumes may have no rounds left."""
-    optimizers = as_optimizers(server_optimizer)
-    _check_plan(plan)
-    check_optimizers(plan, optimizers)
-    _validate.choice("local", local, ("fedavg", "fedsgd"))
-    if largest_weight is not None:
-        _validate.positive("largest_weight", largest_weight)
-    parameters = trainable(model, optimizers)
-    check_leaves(plan.query, parameters, dict(model.named_parameters()))
-    population = _population(clients, plan)
-    noise, sampling = (
-        SecureStream(insecure_test_key, purpose="noise"),
-        SecureStream(insecure_test_key, purpose="sampling"),
-    )
-    sampler, history = sampler_for(plan.sampling, sampling), history_for(plan)
-    opened = open_ledger(ledger, plan, noise.key_source, anchor, block=1, strict=False)
-    try:
-        taken = min(opened.plan_count, plan.steps)
-        if taken == plan.steps and not resuming:
-            raise LedgerFinished(nothing_left(plan, ledger, taken))
-        context = RoundContext(
-            plan=plan,
-            model=model,
-            parameters=parameters,
-            ledger=opened,
-            ranks=Ranks.present(),
-            streams=(noise, sampling),
-            sampler=sampler,
-            noise=noise_for(history, noise, taken + 1),
-            controllers=ControllerStates(plan, parameters, "auto"),
-            progress=Progress(taken, taken),
-            clients=population,
-            local=local,
-            largest_weight=largest_weight,
-        )
-        return Server(context, optimizers)
-    except BaseException:
-        if opened is not ledger:
-            opened.close()  # nobody else could
-        raise
 
 
 def _check_plan(plan: Plan) -> None:

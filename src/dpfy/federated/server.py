@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dpfy._process import this_process
-from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
+from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError
 from dpfy.federated.cohort import Cohort
 from dpfy.federated.contribution import Local, Terms
 from dpfy.ledger import Ledger
@@ -72,6 +72,10 @@ class RoundContext:
     local: Local
     largest_weight: float | None
 
+    @property
+    def division(self) -> None:
+        """How the model is divided among processes: the server's is whole."""
+
     def __repr__(self) -> str:
         return "RoundContext(sensitive)"  # it holds the generators
 
@@ -122,7 +126,11 @@ class Server(Observed):
     @property
     def isolation(self) -> str:
         """How it is known that no client can influence what another one contributes."""
-        return "by construction: each client computes alone, and its update is bounded by itself"
+        return (
+            "by construction: each client computes alone, and its update is bounded by itself. "
+            "Assumed: which clients can be reached depends on nobody's data, and who takes part is "
+            "known to the server alone"
+        )
 
     def __iter__(self) -> Iterator[Cohort]:
         while self.steps_left and (cohort := self._draw()) is not None:
@@ -141,8 +149,9 @@ class Server(Observed):
             What was released: gradients that point against the mean update, and statistics.
 
         Raises:
-            BatchAlreadyReleased: If the round is over.
-            InvalidArgument: If the server is closed, was forked, or the cohort is another one's.
+            BatchAlreadyReleased: If the round is over, or the cohort is another server's.
+            InvalidArgument: If the server is closed.
+            LedgerError: In a fork of the process that made the server.
         """
         self._check_usable()
         if cohort is not self._open:
@@ -259,7 +268,7 @@ class Server(Observed):
         if self._closed:
             raise InvalidArgument("This server is closed. Open another with dpfy.federate.")
         if self._process != this_process():
-            raise InvalidArgument(
+            raise LedgerError(
                 "This server was made in another process, which may release the same round with "
                 "other noise. Go on there, or call dpfy.federated.resume here once it has ended."
             )

@@ -124,12 +124,17 @@ class Simulation:
         """Refuse a training that would fail for every client, which would pass for silence."""
         with isolated_rng(self._stream):
             try:
-                update, _ = self._answer_of(cohort, self._example)
+                update, statistics = self._answer_of(cohort, self._example)
             except Exception as error:
                 raise InvalidArgument(
                     f"train fails on the synthetic example ({type(error).__name__}: {error}). No "
                     "client was asked. Mend it, or give example= that it can be tried on."
                 ) from error
+        if not isinstance(statistics, Mapping | None):
+            raise InvalidArgument(
+                "Expected train to return nothing, or rows of the plan's statistics by name, got "
+                f"{type(statistics).__name__}. No client was asked."
+            )
         if not cohort.fits(update):
             raise InvalidArgument(
                 "train yields no finite update of every trained parameter on the synthetic "

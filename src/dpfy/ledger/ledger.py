@@ -738,10 +738,18 @@ def _as_json(values: dict[str, Any] | None, name: str) -> bytes:
 
 def _replay(store: Store) -> Journal:
     """Verify the whole of ``store`` against its own chain and against head and anchor."""
-    marks = store.marks()  # before the lines: a writer appends first and moves the head afterwards
     journal = Journal(store.name)
+    read_on(store, journal)
+    return journal
+
+
+def read_on(store: Store, journal: Journal) -> None:
+    """Verify what follows the lines that ``journal`` has taken in, and take it in too."""
+    marks = store.marks()  # before the lines: a writer appends first and moves the head afterwards
     counts = {mark.count for mark in marks}
-    for line in store.lines():
+    journal.torn = b""  # it is read again, with what has been added to it since
+    _check_hash(journal, marks)
+    for line in store.lines(journal.size):
         journal.feed(line)
         if journal.head.count in counts:
             _check_hash(journal, marks)
@@ -751,7 +759,6 @@ def _replay(store: Store) -> Journal:
             f"the ledger ends here, but {latest.where} remembers {latest.count} lines; it was cut "
             "or rolled back."
         )
-    return journal
 
 
 def _check_hash(journal: Journal, marks: list[Mark]) -> None:

@@ -47,8 +47,8 @@ class Store(Protocol):
         """Return what the ledger is known to have contained; call it before :meth:`lines`."""
         ...
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the raw lines; the last one may lack its newline."""
+    def lines(self, start: int = 0) -> Iterator[bytes]:
+        """Yield the raw lines from byte ``start`` on; the last one may lack its newline."""
         ...
 
     def append(self, data: bytes, head: Head) -> None:
@@ -77,9 +77,9 @@ class MemoryStore:
         """Return nothing, because nobody else can have changed the lines."""
         return []
 
-    def lines(self) -> Iterator[bytes]:
+    def lines(self, start: int = 0) -> Iterator[bytes]:
         """Yield the lines so far."""
-        yield from bytes(self._data).splitlines(keepends=True)
+        yield from bytes(self._data[start:]).splitlines(keepends=True)
 
     def append(self, data: bytes, head: Head) -> None:
         """Keep ``data``."""
@@ -216,13 +216,14 @@ class FileStore:
             raise LedgerError(f"There is no ledger at {self.name}. Check the path.")
         return [mark for head in self._heads for mark in head.marks()]
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines as they are now.
+    def lines(self, start: int = 0) -> Iterator[bytes]:
+        """Yield the lines as they are now, from byte ``start`` on.
 
         Lines that a writer appends meanwhile may or may not be among them.
         """
         try:
             with self.path.open("rb") as file:
+                file.seek(start)
                 for line in file:
                     yield line
                     if not line.endswith(b"\n"):

@@ -29,7 +29,13 @@ __getattr__, __all__ = exports(
             "time_decay",
         ),
         "gaussian_sum": ("GaussianSum",),
-        "groups": ("clip_automatically", "clip_groups", "clip_jointly", "composed_multiplier"),
+        "groups": (
+            "clip_automatically",
+            "clip_groups",
+            "clip_jointly",
+            "composed_multiplier",
+            "stages",
+        ),
         "one_shot": (
             "DiscreteGaussian",
             "ExponentialMechanism",

@@ -81,6 +81,34 @@ def clip_groups(
     )
 
 
+def stages(model: Model, devices: int) -> Callable[[str, Any], str]:
+    """Cut the parameters into runs of about equal size, for :func:`clip_groups`.
+
+    Each is what a device holds if a model is divided like a pipeline: no norm has to be known
+    outside of it.
+
+    Args:
+        model: The model; only trainable parameters count.
+        devices: The number of runs, at least 1.
+
+    Returns:
+        A function from the name of a parameter to the name of its run.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False))
+    >>> [(each.name, each.parameters) for each in clip_groups(model, stages(model, 2))]
+    [('device 0', ('0.weight',)), ('device 1', ('1.weight',))]
+    """
+    _validate.count("devices", devices)
+    sizes = [(name, parameter.numel()) for name, parameter in _trainable(model)]
+    total, before = sum(size for _, size in sizes), 0
+    found: dict[str, str] = {}
+    for name, size in sizes:
+        found[name] = f"device {min(devices - 1, (before + size // 2) * devices // total)}"
+        before += size
+    return lambda name, _: found[name]
+
+
 def clip_jointly(
     model: Model, scales: Mapping[str, float], *, clip: float = 1.0, name: str = "gradient"
 ) -> ClippedSum:

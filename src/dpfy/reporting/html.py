@@ -45,15 +45,24 @@ def render(report: "Report") -> str:
             "</head>",
             "<body>",
             "<main>",
+            content(report),
+            "</main>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def content(report: "Report") -> str:
+    """Return what is on the page, without what makes it one."""
+    return "\n".join(
+        (
             _summary(report),
             _figures(report),
             *(_table(table) for table in layout.tables(report) if table.rows),
             "<footer>The items follow Ponomareva et al. 2023, <cite>How to DP-fy ML</cite>. "
             f"Ledger head <code>{_escape(report.record.head_hash)}</code>.</footer>",
-            "</main>",
-            "</body>",
-            "</html>",
-            "",
         )
     )
 

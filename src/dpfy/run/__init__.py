@@ -15,5 +15,6 @@ __getattr__, __all__ = exports(
         "released": ("Batch", "Released"),
         "resources": ("Resources", "estimate_resources"),
         "run": ("Run",),
+        "step_log": ("StepLog",),
     },
 )

@@ -3,7 +3,7 @@
 States of noise and sampling are never saved. A checkpoint names the last line of its ledger. What
 the ledger has after that line was paid for and is lost: the resumed run draws fresh samples and
 fresh noise, and stops early rather than exceed the plan. Of several processes rank 0 reads and
-writes the files.
+writes the files; of a sharded model every process does: :mod:`dpfy.run.sharded_checkpoint`.
 """
 
 import tempfile
@@ -21,6 +21,7 @@ from dpfy.run.position import go_on, ledger_at, ledger_path, position_of
 from dpfy.run.privatize import as_optimizers, privatize
 from dpfy.run.ranks import Ranks
 from dpfy.run.run import Run
+from dpfy.run.sharded_checkpoint import INDEX, read_shards, save_shards
 from dpfy.run.state_file import read_state, write_state
 
 FILE = "checkpoint.safetensors"
@@ -28,24 +29,26 @@ FILE = "checkpoint.safetensors"
 
 def save(run: Observed, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
     """Write the run's public state to a folder; see :meth:`dpfy.Run.save`."""
-    if not run.context.ranks.first:
-        return Path(directory) / FILE
-    folder = Path(directory)
-    position = position_of(run, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_state(
-        folder / FILE,
-        {
-            **position,
-            "model": run.model.state_dict(),
-            "optimizers": [
-                {"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers
-            ],
-            "controllers": run.context.controllers.state_dict(),
-            "extra": {name: _state_of(value) for name, value in (extra or {}).items()},
-        },
-    )
+    folder, ranks, division = Path(directory), run.context.ranks, run.context.division
+    if division is not None:
+        return save_shards(ranks, division, folder, lambda: _saved(run, folder, extra or {}))
+    if ranks.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_state(folder / FILE, _saved(run, folder, extra or {}))
     return folder / FILE
+
+
+def _saved(run: Observed, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the public state of a run; rank 0 alone knows where in the ledger it is."""
+    return {
+        **(position_of(run, folder) if run.context.ranks.first else {}),
+        "model": run.model.state_dict(),
+        "optimizers": [
+            {"type": type(each).__name__, "state": each.state_dict()} for each in run.optimizers
+        ],
+        "controllers": run.context.controllers.state_dict(),
+        "extra": {name: _state_of(value) for name, value in extra.items()},
+    }
 
 
 def resume(
@@ -103,7 +106,11 @@ def resumed(
     begin: Callable[[Plan, Path], Resumed],
 ) -> Resumed:
     """Restore what :meth:`dpfy.Run.save` wrote, and go on with what ``begin`` makes of the plan."""
-    state = _shared_state(Path(directory) / FILE, ledger)
+    folder, ranks = Path(directory), Ranks.present()
+    if ranks.from_first(lambda: b"sharded" if (folder / INDEX).exists() else b""):
+        state = read_shards(folder, model, ledger)
+    else:
+        state = _shared_state(folder / FILE, ledger)
     path = ledger_path(Path(directory), state, ledger)
     _restore(model, optimizers, state, extra or {})
     run = begin(Plan.from_json(state["plan"]), path)

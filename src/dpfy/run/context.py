@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from dpfy._process import Opener
@@ -24,6 +25,7 @@ from dpfy.records.records import Records
 from dpfy.run.controller_states import ControllerStates
 from dpfy.run.ranks import Ranks
 from dpfy.run.record_bounds import RecordBounds, UniformBounds
+from dpfy.run.sharding import Division
 from dpfy.run.sum_accumulator import SumBuffer
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class StepContext:
         strict: whether no release may rest on an allowance.
         buffer: the memory in which sums are formed.
         opener: the process of the run; its forks release nothing.
+        division: how a sharded model is divided among the processes; None for one that is whole.
     """
 
     plan: Plan
@@ -106,6 +109,7 @@ class StepContext:
     strict: bool = False
     buffer: SumBuffer = field(default_factory=SumBuffer)
     opener: Opener = field(default_factory=Opener)
+    division: Division | None = None
 
     def __repr__(self) -> str:
         return "StepContext(sensitive)"  # it holds the records and the generators
@@ -143,6 +147,11 @@ class StepContext:
     def trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that are not frozen by now."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    def held(self) -> Mapping[str, torch.Tensor]:
+        """Return what this process releases of the trained parameters: its rows, or all of it."""
+        trained = self.trained()
+        return trained if self.division is None else self.division.rows_of(trained)
 
     def engine_for(self, loss_fn: LossFn) -> Engine:
         """Return the engine for a loss function as it is now; no record influences the choice."""

@@ -101,7 +101,14 @@ class EngineChoice:
         example, ranks = context.example, context.ranks
         statistics = context.plan.query.statistics
         probe = Probe(
-            context.model, trained, loss_fn, example.chunk, example.valid, statistics, self._engines
+            context.model,
+            trained,
+            loss_fn,
+            example.chunk,
+            example.valid,
+            statistics,
+            engines=self._engines,
+            gathering=None if context.division is None else context.division.gathering,
         )
         with probe.undisturbed():
             with ranks.together():

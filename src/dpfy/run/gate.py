@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dpfy.errors import UnreleasedGradient
+from dpfy.gradients.sharded.rows import local
 from dpfy.noise.native.kernels import kernels_for
 
 
@@ -47,7 +48,7 @@ class Gate:
         present = self._present()
         # of a device, the sums of bits stay there: nobody waits for them yet
         self._released = {
-            name: _Mark(weakref.ref(gradient), gradient._version, bits)
+            name: _Mark(weakref.ref(gradient), _version_of(gradient), bits)
             for (name, gradient), bits in zip(
                 present.items(), _bits([*present.values()]), strict=True
             )
@@ -129,7 +130,7 @@ class Gate:
             for name, gradient in present.items()
             if (mark := self._released.get(name)) and mark.gradient() is gradient
         }
-        same = [name for name, mark in marks.items() if present[name]._version == mark.version]
+        same = [name for name, mark in marks.items() if _version_of(present[name]) == mark.version]
         bits = dict(zip(same, _bits([present[name] for name in same]), strict=True))
         answers = [
             name in marks and marks[name].allows(gradient, bits.get(name))
@@ -208,10 +209,16 @@ def _bits(gradients: Sequence[torch.Tensor]) -> "Sequence[int | torch.Tensor]":
 
     For a device they are tensors there, which nobody has waited for.
     """
-    whole = [each.detach().contiguous() for each in gradients]
+    whole = [local(each.detach()).contiguous() for each in gradients]
     usual = [each for each in whole if _is_usual(each)]  # in one call
     sums = iter(kernels_for(sum(each.numel() for each in usual), shared=True).totals(usual))
     return [next(sums) if _is_usual(each) else _bits_of(each) for each in whole]
+
+
+def _version_of(gradient: torch.Tensor) -> int:
+    """Return a number that grows with every write to a tensor, or to the part that is here."""
+    own = local(gradient)
+    return gradient._version if own is gradient else gradient._version + own._version
 
 
 def _is_usual(gradient: torch.Tensor) -> bool:
@@ -229,15 +236,17 @@ def _bits_of(gradient: torch.Tensor) -> "int | torch.Tensor":
 
 def _is_zero(gradient: torch.Tensor) -> "bool | torch.Tensor":
     """Whether all values are zero; for a device a tensor there."""
-    if not gradient.numel():
+    own = local(gradient.detach())
+    if not own.numel():
         return True
-    low, high = torch.aminmax(gradient.detach())
+    low, high = torch.aminmax(own)
     return (low == 0) & (high == 0) if not low.is_cpu else float(low) == float(high) == 0
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Tell whether no value is infinite or NaN, at a fraction of ``isfinite().all()``'s cost."""
-    values = [each.detach() for each in tensors if each.numel()]
+    found = [local(each.detach()) for each in tensors]
+    values = [each for each in found if each.numel()]
     usual = [each for each in values if each.dtype == torch.float32 and _is_plain(each)]
     rest = [each for each in values if not (each.dtype == torch.float32 and _is_plain(each))]
     # the first step asks while the compiler works, and is judged meanwhile

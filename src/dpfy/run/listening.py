@@ -27,6 +27,7 @@ from dpfy.run.controller_states import ControllerStates
 from dpfy.run.gate import Gate
 from dpfy.run.ranks import Ranks
 from dpfy.run.released import Released
+from dpfy.run.sharding import Division
 from dpfy.types import GroupInterval, Interval
 
 READINGS = 40
@@ -59,6 +60,10 @@ class Context(Protocol):
     @property
     def progress(self) -> Progress:
         """How far the run has come."""
+
+    @property
+    def division(self) -> Division | None:
+        """How a sharded model is divided among the processes; None for one that is whole."""
 
     @property
     def controllers(self) -> ControllerStates:

@@ -20,6 +20,7 @@ from dpfy.checks.probe import check_collation
 from dpfy.errors import InvalidArgument, LedgerFinished
 from dpfy.gradients import ENGINES, PER_RECORD_GRADIENTS
 from dpfy.gradients.bookkeeping.native import convolution
+from dpfy.gradients.sharded.engine import engines_of
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import ImportanceSchedule
 from dpfy.ledger.grant import Booking, Grant
@@ -58,6 +59,7 @@ from dpfy.run.sampling_strategy import (
     SamplingStrategy,
     ScheduledSampling,
 )
+from dpfy.run.sharding import Division, check_plan
 from dpfy.run.strict import strict_engine
 from dpfy.sandbox.rng_isolation import has_known_generators
 from dpfy.types import Unit
@@ -170,6 +172,9 @@ def privatize(
     _validate.choice("engine", engine, ("auto", *ENGINES))
     _validate.choice("if_exists", if_exists, ("continue", "new"))
     _validate.count("num_workers", num_workers, minimum=0)
+    division = Division.of(model)
+    if division is not None:
+        check_plan(plan, engine)
     parameters = trainable(model, optimizers)
     check_leaves(plan.query, parameters, dict(model.named_parameters()))
     convolution.compile_ahead(model)  # in the order in which they are needed
@@ -185,8 +190,9 @@ def privatize(
     if collate_fn is not None and example.record is not None:
         check_collation(collate_fn, example.record)
     ranks = Ranks.present()
+    own_noise = (lambda stream: stream) if division is None else ranks.own
     streams = Streams(
-        noise=SecureStream(insecure_test_key, purpose="noise"),
+        noise=own_noise(SecureStream(insecure_test_key, purpose="noise")),
         sampling=SecureStream(insecure_test_key, purpose="sampling"),
         training=ranks.own(SecureStream(insecure_test_key, purpose="training")),
     )
@@ -228,6 +234,8 @@ def privatize(
             }
         )
         ranks.share([*model.parameters(), *model.buffers()])
+        if division is not None:
+            division.share(model)
     with ranks.together():
         if if_exists == "new" and ranks.first:
             ledger = new_path(ledger, anchor)
@@ -242,6 +250,8 @@ def privatize(
             plan, streams.sampling, engine, ranks.size, parameters, groups, opened, len(records)
         )
         engines = PER_RECORD_GRADIENTS if controllers.needs_gradients else sampling.engines
+        if division is not None:
+            engines = engines_of(division.gathering)
         taken = _steps_taken(plan, opened, ranks)
         context = StepContext(
             plan=plan,
@@ -261,6 +271,7 @@ def privatize(
             record_bounds=record_bounds,
             max_physical_batch=max_physical_batch,
             strict=strict,
+            division=division,
         )
         if announce and (taken >= plan.steps or is_exhausted(context)):
             raise LedgerFinished(nothing_left(plan, ledger, taken))

@@ -8,6 +8,7 @@ Between the ranks travel shares of the sample and unnoised sums: both are sensit
 is trusted like the processes themselves. Messages are bytes and tensors; nothing is unpickled.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from dpfy import errors
 from dpfy.errors import DpfyError, InvalidArgument, RankFailed
+from dpfy.gradients.sharded.rows import is_divided
 from dpfy.noise import SecureStream
 from dpfy.records.records import Records
 from dpfy.sandbox.record_keys import KEY_BYTES
@@ -123,6 +125,8 @@ class Ranks:
         """Overwrite the tensors with those of rank 0, bit by bit and all of a device at once."""
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors if self.size > 1 else ():
+            if is_divided(tensor):  # every rank has rows of its own
+                continue
             by_device.setdefault(tensor.device, []).append(tensor.detach())
         for some in by_device.values():
             packed = torch.cat([*map(_bytes, some)])
@@ -180,6 +184,22 @@ def joined() -> Iterator[Ranks]:
     finally:
         if joins:
             dist.destroy_process_group()
+
+
+@contextmanager
+def grouped() -> Iterator[Ranks]:
+    """Join the process group that the environment announces, or make one of this process alone."""
+    with joined() as ranks:
+        alone = dist.is_available() and not dist.is_initialized()
+        if alone:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            yield ranks
+        finally:
+            if alone:
+                dist.destroy_process_group()
+            gc.collect()  # a group that a sharded model refers to has threads until it is gone
 
 
 def check_same_records(ranks: Ranks, records: Records) -> None:

@@ -6,7 +6,7 @@ Tests: tests/run/test_queries.py, tests/run/test_ties.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import is_
@@ -36,19 +36,19 @@ class ReleaseLayout:
 
     Args:
         query: the sums that the step releases, in their present bounds.
-        parameters: the trained parameters, by name.
+        parameters: the trained parameters, by name: of a sharded model this process's rows.
         statistics: the statistics that are due.
         coordinates: coordinates of their own in which gradients are bounded, by parameter name.
     """
 
     query: Query
-    parameters: Mapping[str, nn.Parameter]
+    parameters: Mapping[str, torch.Tensor]
     statistics: tuple[Statistic, ...]
     coordinates: Mapping[str, Coordinates] = field(default_factory=dict)
 
     @classmethod
     def of_step(
-        cls, step: int, config: StepConfig, parameters: Mapping[str, nn.Parameter]
+        cls, step: int, config: StepConfig, parameters: Mapping[str, torch.Tensor]
     ) -> "ReleaseLayout":
         """Return the layout of a step, counted from 1, that trains ``parameters``."""
         return cls(config.query, parameters, config.query.due(step), config.coordinates)
@@ -73,6 +73,11 @@ class ReleaseLayout:
             *(p.numel() for p in self.parameters.values()),
             *(each.size for each in self.statistics),
         ]
+
+    @cached_property
+    def numbers(self) -> int:
+        """How many numbers the gradients have."""
+        return sum(p.numel() for p in self.parameters.values())
 
     def split(self, vector: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return views of the vector: gradients in the parameters' shapes, and flat statistics."""
@@ -138,8 +143,23 @@ class ReleaseLayout:
             isinstance(each, NormOfSum) for each in self.statistics
         )
 
-    def complete(self, vector: torch.Tensor, records: int, divisor: float) -> None:
-        """Divide the sums by the size of the sample, or take their norm, as the query asks."""
+    def complete(
+        self,
+        vector: torch.Tensor,
+        records: int,
+        divisor: float,
+        norm_of: Callable[[torch.Tensor], float] = lambda sums: float(
+            torch.linalg.vector_norm(sums)
+        ),
+    ) -> None:
+        """Divide the sums by the size of the sample, or take their norm, as the query asks.
+
+        Args:
+            vector: the sums.
+            records: the size of the sample.
+            divisor: the public divisor.
+            norm_of: what takes the norm of the gradients' sums, of which others may have a part.
+        """
         gradients, statistics = self.split(vector)
         least = self.query.least_sample
         if least is not None and records > least:
@@ -149,25 +169,23 @@ class ReleaseLayout:
             if isinstance(
                 each, NormOfSum
             ):  # the gradients are in units of their bound over the root of their share
-                norm = float(torch.linalg.vector_norm(vector[: sum(map(torch.numel, gradients))]))
+                norm = norm_of(vector[: sum(map(torch.numel, gradients))])
                 bounds = norm / math.sqrt(self.query.noise_share(self.query.leaves[0]))
                 total.fill_(min(bounds, _LARGEST_NORM * divisor) / self.query.sum_scale(each))
 
-    def norm_rounding(self, divisor: float) -> float:
+    def norm_rounding(self, divisor: float, numbers: int) -> float:
         """Return by how much float64 rounding may move the norm of a sum in two neighbours.
 
         Adding d squares and taking the root has a relative error of at most (d + 2)·2⁻⁵³, and the
         norm is limited. It is zero if no norm is released.
+
+        Args:
+            divisor: the public divisor.
+            numbers: the coordinates of the sums of all processes.
         """
         if not any(isinstance(each, NormOfSum) for each in self.statistics):
             return 0.0
-        return (
-            2
-            * _LARGEST_NORM
-            * divisor
-            * (sum(p.numel() for p in self.parameters.values()) + 2)
-            * 2.0**-53
-        )
+        return 2 * _LARGEST_NORM * divisor * (numbers + 2) * 2.0**-53
 
     def factors(self, divisor: float) -> list[float]:
         """Return what every noised sum is multiplied by: its unit over the public divisor."""
@@ -287,7 +305,7 @@ def _place(
 
 
 def _outside(
-    output: torch.Tensor, parameter: nn.Parameter, coordinates: Coordinates | None
+    output: torch.Tensor, parameter: torch.Tensor, coordinates: Coordinates | None
 ) -> torch.Tensor:
     """Return a released sum as a gradient of the parameter."""
     if coordinates is None:

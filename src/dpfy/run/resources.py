@@ -24,6 +24,7 @@ from dpfy.gradients.chunk import Chunk
 from dpfy.ledger import Ledger
 from dpfy.plans import dpsgd
 from dpfy.run.privatize import privatize
+from dpfy.run.sharded_resources import ShardedResources, estimate_sharded
 
 _FEW = 16  # records of the smaller of two measurements
 _CHUNKS = 3  # of the larger one: what a chunk leaves behind is then in memory, as in a long run
@@ -167,6 +168,18 @@ def measure_made(made: Any, fields: Fields, batch_size: int) -> Resources:
 
     Without a loss, a last field of one whole number is a class.
     """
+    model, loss_fn = _parts(made, fields)
+    return estimate_resources(model, made_up(fields), loss_fn, batch_size=batch_size)
+
+
+def predict_made(made: Any, fields: Fields, batch_size: int, ranks: int) -> ShardedResources:
+    """Return what a process needs if the model is sharded; ``made`` is as for `measure_made`."""
+    model, loss_fn = _parts(made, fields)
+    return estimate_sharded(model, made_up(fields), loss_fn, batch_size=batch_size, ranks=ranks)
+
+
+def _parts(made: Any, fields: Fields) -> tuple[nn.Module, LossFn]:
+    """Return a model and its loss on fields."""
     model, *rest = made if isinstance(made, tuple) and made else (made,)
     if not isinstance(model, nn.Module):
         raise InvalidArgument(
@@ -177,14 +190,9 @@ def measure_made(made: Any, fields: Fields, batch_size: int) -> Resources:
     if loss is None and len(fields) > 1 and shapes_of(fields)[-1] == ("int64", ()):
         loss = F.cross_entropy
     if loss is not None:
-        loss_fn = loss_of_fields(model, loss, fields)
-    else:
-        outputs = outputs_of_fields(model, fields)
-
-        def loss_fn(*values: Any) -> Any:
-            return weighted_sum(outputs(*values))
-
-    return estimate_resources(model, made_up(fields), loss_fn, batch_size=batch_size)
+        return model, loss_of_fields(model, loss, fields)
+    outputs = outputs_of_fields(model, fields)
+    return model, lambda *values: weighted_sum(outputs(*values))
 
 
 @dataclass(frozen=True)

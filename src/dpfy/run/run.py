@@ -194,7 +194,8 @@ def _check_ready(context: StepContext, batch: Batch) -> None:
         )
     if not context.trained():
         raise InvalidArgument("Every parameter is frozen by now: there is no gradient to release.")
-    if not are_finite(context.parameters.values()):
+    finite = are_finite(context.parameters.values())
+    if context.ranks.any(not finite) if context.division else not finite:
         raise DivergenceError(
             "The released model has non-finite parameters: training diverged. Lower the learning "
             "rate; the ledger keeps what was spent."

@@ -19,6 +19,7 @@ from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.records.records import LoadedChunk, visit, visit_loaded
 from dpfy.run.context import StepContext
 from dpfy.run.draws import shares_of
+from dpfy.run.lock_step import add_in_lock_step, add_noise_to_rows
 from dpfy.run.microbatches import clipped_mean
 from dpfy.run.partition import BatchPartition
 from dpfy.run.release_layout import ReleaseLayout
@@ -37,7 +38,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     context.noise.begin(step)
     config = context.controllers.config(step)
     event = event_of(context, step, config)
-    layout = context.buffer.layout_of(step, config, context.trained())
+    layout = context.buffer.layout_of(step, config, context.held())
     expected = None
     if (last := context.engines.current) is not None:  # most steps have the engine of the last one
         expected = mechanism_for(context, last, step, config, layout)
@@ -58,17 +59,27 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
             if mechanism != expected:
                 _begin_noise(context, mechanism, layout)
             context.draws.begin(context, engine, sample, step, config, partition)
-            with context.ranks.together():
-                clipping = layout.clipping(mechanism.grid)
-                sample = context.sampling.propose(
-                    context, sample, step, config, engine, loss_fn, clipping
+            clipping = layout.clipping(mechanism.grid)
+            if context.division is not None:
+                add_in_lock_step(
+                    context, loss_fn, engine, sample, partition, clipping, config, sums
                 )
-                _add_bounded(context, loss_fn, engine, sample, partition, clipping, config, sums)
-        outputs, spread = _add_noise(context, layout, sums, mechanism, len(sample))
+            else:
+                with context.ranks.together():
+                    sample = context.sampling.propose(
+                        context, sample, step, config, engine, loss_fn, clipping
+                    )
+                    _add_bounded(
+                        context, loss_fn, engine, sample, partition, clipping, config, sums
+                    )
+        add_noise = _add_noise if context.division is None else add_noise_to_rows
+        outputs, spread = add_noise(context, layout, sums, mechanism, len(sample))
 
     noise_multiplier = noise_multiplier_of(context, step, config)
     stddev = mechanism.stddev * spread / context.plan.divisor
     released = layout.released(outputs, batch.step, noise_multiplier, stddev)
+    if context.division is not None:
+        released = context.division.as_parameters(released, context.trained())
     context.controllers.observe(released)
     return released
 
@@ -80,7 +91,9 @@ def _begin_noise(context: StepContext, mechanism: GaussianSum, layout: ReleaseLa
     the disk, too, and while the engine works.
     """
     with context.ranks.together():
-        if context.ranks.first:
+        if context.division is not None:
+            context.division.begin_noise(context, mechanism, layout)
+        elif context.ranks.first:
             context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
 
 

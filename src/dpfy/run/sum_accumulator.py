@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch import nn
 
 from dpfy.gradients.base import BoundedSums, set_to_zero
 from dpfy.mechanisms.controllers import StepConfig
@@ -28,7 +27,7 @@ class SumBuffer:
         self._pieces: Pieces | None = None  # of the vector, as the layout divides it
 
     def layout_of(
-        self, step: int, config: StepConfig, parameters: Mapping[str, nn.Parameter]
+        self, step: int, config: StepConfig, parameters: Mapping[str, torch.Tensor]
     ) -> ReleaseLayout:
         """Return the layout of a step, counted from 1: the last one, if that is as good."""
         layout = ReleaseLayout.of_step(step, config, parameters)
@@ -71,7 +70,7 @@ class SumAccumulator:
         pieces: Pieces | None = None,
     ) -> None:
         self.several = several
-        self._layout = layout
+        self.layout = layout
         self._vector = vector
         self._gradients, self._statistics = pieces or layout.split(vector)
         self._formed: list[torch.Tensor] | None = None
@@ -98,7 +97,12 @@ class SumAccumulator:
         else:
             self._flush()
             sums.add_to(self._gradients)
-        self._layout.add_statistics(sums.seen, self._statistics)
+        self.layout.add_statistics(sums.seen, self._statistics)
+
+    def zeroed(self) -> Pieces:
+        """Return the pieces of the vector, to which nothing was added yet."""
+        self._flush()
+        return self._gradients, self._statistics
 
     @property
     def vector(self) -> torch.Tensor:

@@ -92,7 +92,8 @@ def mechanism_for(
         additions = partition.count**2 * 2.0**-50  # float64 sums of blocks
         co_batched = partition.largest
         rounding = shared_rounding(query, step, engine.rounding + additions)
-    norm_rounding = layout.norm_rounding(context.plan.divisor)
+    trained = sum(p.numel() for p in context.trained().values())
+    norm_rounding = layout.norm_rounding(context.plan.divisor, trained)
     mechanism = GaussianSum(
         query.joint_sensitivity(step) + norm_rounding,
         relative_noise(context, step, config),

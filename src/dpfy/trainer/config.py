@@ -319,6 +319,12 @@ class TrainConfig:
     engine: str = option(
         "auto", "Engine for per-record gradients: auto, bookkeeping, ghost, vmap or loop."
     )
+    shard: str = option(
+        "none",
+        "auto to divide the parameters among the processes that torchrun starts, each child of the "
+        "longest list of layers apart; none for the whole model in every process.",
+        example="auto",
+    )
     device: str | None = option(
         None,
         "Device to train on, by its name in torch.",
@@ -423,6 +429,8 @@ class TrainConfig:
                 f"Expected sampling='full' with noisy_max, got {self.sampling!r}: it averages "
                 "draws of one and the same sum."
             )
+        if _validate.choice("shard", self.shard, ("none", "auto")) == "auto":
+            self._check_shard()
         _validate.choice("lr_schedule", self.lr_schedule, SCHEDULES)
         _validate.choice("groups", self.groups, GROUPS)
         _validate.choice("task", self.task, TASKS)
@@ -446,6 +454,15 @@ class TrainConfig:
         check_group_settings(self, given)
         if self.strict:
             self._check_strict()
+
+    def _check_shard(self) -> None:
+        """Refuse settings that need the whole model in every process."""
+        for name in ("algorithm", "ema", "average_tail"):
+            if (value := getattr(self, name)) and value != "dpsgd":
+                raise InvalidArgument(
+                    f"Expected no {name}={value!r} with shard='auto': it needs the whole model in "
+                    "every process. Leave one of them out."
+                )
 
     def _check_strict(self) -> None:
         """Refuse settings that rest on an allowance; data and model are checked when they bind."""

@@ -21,6 +21,7 @@ from dpfy.budgets.grant import Grant
 from dpfy.budgets.runs import BookedRun
 from dpfy.errors import CheckpointError, DpfyError, InvalidArgument, TrainingInterrupted
 from dpfy.gradients.losses import Losses
+from dpfy.gradients.sharded.rows import Shards, is_divided, shard_by_layers
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Policy
 from dpfy.ledger.individual import Individual
@@ -31,12 +32,15 @@ from dpfy.reporting import RunFacts, report
 from dpfy.run.callbacks import Callback, CsvLog, Evaluation, Step, TensorBoardLog
 from dpfy.run.checkpoint import FILE as CHECKPOINT, resume
 from dpfy.run.contributing import ContributingShare
+from dpfy.run.export import export
 from dpfy.run.listening import READINGS, by_group, metrics_of, tell
 from dpfy.run.privatize import privatize
 from dpfy.run.progress import ProgressBar
 from dpfy.run.ranks import Ranks, joined
 from dpfy.run.released import Released
 from dpfy.run.run import Run
+from dpfy.run.sharded_checkpoint import INDEX
+from dpfy.run.step_log import StepLog
 from dpfy.trainer.builders import (
     completed,
     load_data,
@@ -71,6 +75,7 @@ from dpfy.types import (
 )
 
 LEDGER, CONFIG, MODEL = "ledger.dpl", "config.json", "model.safetensors"
+PROGRESS = "progress.jsonl"
 
 
 class Trainer:
@@ -189,6 +194,7 @@ class Trainer:
             if resume_if_exists and ranks.from_first(self._begun_before):
                 return self.resume(progress=self._shows_progress)
             self._open_loggers(ranks)
+            self._shard(ranks)
             self.folder = Path(ranks.from_first(self._make_folder).decode())
             try:
                 run = self._begin()
@@ -220,6 +226,7 @@ class Trainer:
         self._shows_progress = ProgressBar.is_seen() if progress is None else progress
         with joined() as ranks:
             self._open_loggers(ranks)
+            self._shard(ranks)
             if not ranks.from_first(lambda: b"saved" if self._has_checkpoint() else b""):
                 return self._train(self._begin_again())
             run = resume(
@@ -240,8 +247,16 @@ class Trainer:
             self._evaluations = [Evaluation(*values) for values in run.restored["evaluations"]]
             return self._train(run)
 
+    def _shard(self, ranks: Ranks) -> None:
+        """Divide the model among the processes, if that is wanted and there are several."""
+        if self.config.shard == "auto" and ranks.size > 1 and Shards.of(self.model) is None:
+            ranks.share([*self.model.parameters(), *self.model.buffers()])
+            shard_by_layers(self.model)
+            self.optimizer = make_optimizer(self.config, self.model)
+            self.scheduler = make_scheduler(self.config, self.optimizer, self.plan.steps)
+
     def _has_checkpoint(self) -> bool:
-        return any((self.folder / name).exists() for name in (CHECKPOINT, MODEL))
+        return any((self.folder / name).exists() for name in (CHECKPOINT, INDEX, MODEL))
 
     def _begun_before(self) -> bytes:
         """Tell whether the folder holds a run with these settings; refuse one with others."""
@@ -406,8 +421,12 @@ class Trainer:
 
     def _train(self, run: Run) -> TrainingResult:
         callbacks = self._callbacks()
+        if Ranks.present().first:
+            callbacks = (StepLog(self.folder / PROGRESS, run.lost_steps), *callbacks)
         try:
             stopped_early = self._walked(run, callbacks)
+            if self._is_sharded:
+                export(self.model, self.folder / MODEL)
             finish = partial(self._finish, run, stopped_early, callbacks)
             found = json.loads(Ranks.present().from_first(finish))
         finally:
@@ -517,6 +536,11 @@ class Trainer:
             self.scheduler.step()
             yield released, rate
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the model is divided among several processes."""
+        return any(is_divided(parameter) for parameter in self.model.parameters())
+
     def _evaluated_model(self) -> nn.Module:
         return self.average.module if self.average is not None else self.model
 
@@ -526,14 +550,12 @@ class Trainer:
         """Measure the metric on public data; return whether it has not improved for too long."""
         if self.data.test is None:
             return False
+        measured = partial(mean_on, self.data.test, self._evaluated_model(), self.objective.measure)
+        if self._is_sharded:  # all go through the model together
+            together = measured()
+            measured = partial(float, together)
         found = Ranks.present().from_first(
-            lambda: json.dumps(
-                [
-                    spent.upper,
-                    mean_on(self.data.test, self._evaluated_model(), self.objective.measure),
-                    by_group(spent),
-                ]
-            ).encode()
+            lambda: json.dumps([spent.upper, measured(), by_group(spent)]).encode()
         )
         metric, score = self.objective.metric, self.objective.score
         epsilon, value, groups = json.loads(found)
@@ -559,7 +581,8 @@ class Trainer:
 
     def _finish(self, run: Run, stopped_early: bool, callbacks: tuple[Callback, ...]) -> bytes:
         """Write the model and the report; return the ε spent and the claim, as JSON."""
-        save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
+        if not self._is_sharded:
+            save_model(on_cpu(self._evaluated_model()), str(self.folder / MODEL))
         history = tuple((evaluation.step, evaluation.value) for evaluation in self._evaluations)
         use = (
             "evaluation and for the statistics of BatchNorm"

@@ -151,7 +151,7 @@ def test_auto_takes_two_passes_where_book_keeping_would_keep_what_is_recomputed(
     """And one pass where nothing is recomputed, or where all fits anyway."""
     chosen = {}
     for room in (2**25, 2**12):
-        monkeypatch.setattr(engines, "_NUMBERS_AT_ONCE", room)
+        monkeypatch.setattr(engines, "NUMBERS_AT_ONCE", room)
         for kind in (None, "checkpointed"):
             model = transformer(kind, layers=2)
             chosen[room, kind] = dpfy.explain(model, tokens(4), loss_of(model)).engine

@@ -44,7 +44,7 @@ FORMS = {
         numbers(N, 1, 7).double() * 1e150, numbers(N, 1, 6).double() * 1e-161
     ),
     "several products": opposed(4),
-    "in blocks": Rematerialized(*vars(opposed(2)).values(), records_at_once=2),
+    "in blocks": Rematerialized(opposed(2).inputs, opposed(2).outputs, records_at_once=2),
     "rows": EmbeddingRows(TOKENS, numbers(N, 4, 7), 6),
     "tied": TiedEmbedding(EmbeddingRows(TOKENS, numbers(N, 4, 7), 6), opposed(2)),
 }

@@ -163,7 +163,7 @@ def _add_product(total: torch.Tensor, b: torch.Tensor, x: torch.Tensor, first: b
         torch.mm(b.t(), x, out=total)
         return
     facts = (*total.shape, total.dtype, total.device, torch.get_num_threads())
-    if len(b) == PRODUCT_ROWS and _completes_products(*facts):
+    if _completes_products(*facts, len(b)):
         total.addmm_(b.t(), x)
     else:
         total += b.t() @ x
@@ -190,9 +190,14 @@ def weighted_sum(weights: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor
 
 @lru_cache(maxsize=1024)
 def _completes_products(
-    p: int, d: int, dtype: torch.dtype, device: torch.device, threads: int
+    p: int,
+    d: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    threads: int,
+    rows: int = PRODUCT_ROWS,
 ) -> bool:
-    """Whether ``addmm_`` completes a product of ``PRODUCT_ROWS`` rows before it adds.
+    """Whether ``addmm_`` completes a product of so many rows before it adds.
 
     Tried on synthetic numbers. For narrow matrices some libraries start from the previous total,
     and many short sums become a long one.
@@ -203,7 +208,7 @@ def _completes_products(
         return False
     b, x, before = (
         torch.arange(rows * columns, dtype=dtype, device=device).sin_().view(rows, -1)
-        for rows, columns in ((PRODUCT_ROWS, p), (PRODUCT_ROWS, d), (p, d))
+        for rows, columns in ((rows, p), (rows, d), (p, d))
     )
     return torch.equal(before + b.t() @ x, before.addmm_(b.t(), x))
 

@@ -207,12 +207,9 @@ def observe(
 
 
 def watch(
-    layers: Sequence[CapturedLayer],
-    parameters: Mapping[str, nn.Parameter],
-    run: Callable[[], object],
+    layers: Sequence[CapturedLayer], uses: DirectUses, run: Callable[[], object]
 ) -> Observation:
     """Run once, and note each function that is given a parameter outside of all layers."""
-    uses = DirectUses(parameters.values())
     modules = [layer.module for layer in layers]
     forwards = [
         uses.table(layer.module) if layer.is_shared else uses.around(layer.module.forward)

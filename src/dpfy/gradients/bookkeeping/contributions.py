@@ -8,7 +8,7 @@ between them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -142,10 +142,12 @@ class OuterProduct(Contribution):
     Args:
         inputs: The inputs a, [records, time, d].
         outputs: The output gradients b, [records, time, p], for a parameter of the shape [p, d].
+        of_large: Whether it is for rows of a large weight; None where it is for all rows.
     """
 
     inputs: torch.Tensor
     outputs: torch.Tensor
+    of_large: bool | None = field(default=None, kw_only=True)
 
     def norms(self) -> NormBounds:
         """Return products of norms for one time step, and norms from Gram matrices for more."""
@@ -171,7 +173,7 @@ class OuterProduct(Contribution):
         steps, d, p = self.inputs.shape[1], self.inputs.shape[2], self.outputs.shape[2]
         return (
             1 < steps <= PRODUCT_ROWS * PRODUCTS_PER_SUM
-            and d * p >= LARGE_WEIGHT
+            and (d * p >= LARGE_WEIGHT if self.of_large is None else self.of_large)
             and torch.float64 not in (self.inputs.dtype, self.outputs.dtype)
         )
 

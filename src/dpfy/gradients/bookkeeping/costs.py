@@ -69,6 +69,8 @@ def _in_form(outer: OuterProduct, keep: bool, memory: Workspace | None = None) -
             return outer.instantiate(memory)
         case "blocks":
             return Rematerialized(
-                outer.inputs, outer.outputs, max(1, BLOCK_NUMBERS // (inputs * outputs))
+                outer.inputs,
+                outer.outputs,
+                records_at_once=max(1, BLOCK_NUMBERS // (inputs * outputs)),
             )
     return outer

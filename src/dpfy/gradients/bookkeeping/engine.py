@@ -8,8 +8,8 @@ docs/proofs/clipping-engines.md.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 
 import torch
@@ -40,7 +40,7 @@ from dpfy.gradients.bookkeeping.capture import (
     watch,
     with_layouts,
 )
-from dpfy.gradients.bookkeeping.functional_params import RecordedUses
+from dpfy.gradients.bookkeeping.functional_params import DirectUses, RecordedUses
 from dpfy.gradients.bookkeeping.layers.fallback import Layouts
 from dpfy.gradients.bookkeeping.layout import Layout
 from dpfy.gradients.bookkeeping.live_memory import LiveMemory
@@ -67,7 +67,7 @@ from dpfy.sandbox.torch_settings import reproducible
 
 _SIZES = (3, 2)  # records of the passes that are looked into, and of another to learn axes from
 _LOSS = "the loss"  # looked at as if it were the last layer
-_NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
+NUMBERS_AT_ONCE = 2**25  # that a chunk keeps for its backward pass and its sums: 128 MB in float32
 _NUMBERS_PER_PARAMETER = 2  # that it may keep besides, for the sake of fewer sums
 # up to this number of records a chunk may be twice as large: sums and kernels serve all at once
 _FEW = 16
@@ -100,7 +100,7 @@ class CapturingEngine(Engine):
             self._learn(loss_fn, examples, direct_uses=False)
         # every chunk adds to a sum as long as the model: more records for a large one
         trained = sum(p.numel() for p in self.parameters.values())
-        numbers = max(_NUMBERS_AT_ONCE, _NUMBERS_PER_PARAMETER * trained)
+        numbers = max(NUMBERS_AT_ONCE, _NUMBERS_PER_PARAMETER * trained)
         room = numbers // self.numbers_per_record
         self.records_at_once = max(1, room, min(_FEW, 2 * numbers // self.numbers_per_record))
 
@@ -132,8 +132,9 @@ class CapturingEngine(Engine):
             return seen
 
         def watched(chunk: Chunk) -> Observation:
-            with torch.no_grad():
-                return watch(layers, self.parameters, lambda: call(*chunk.arguments))
+            uses = DirectUses()
+            with torch.no_grad(), self._following(uses):
+                return watch(layers, uses, lambda: call(*chunk.arguments))
 
         fewer = shapes(examples(_SIZES[1], 1))
         layers = layers_of(self.model, self.parameters, set(fewer.inputs), direct_uses)
@@ -235,15 +236,19 @@ class CapturingEngine(Engine):
         """Go forward and back once, and hand the consumer what every layer contributes."""
         if self.layers is None:
             raise Unsupported("the engine was not prepared")
-        trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
         recorder = Recorder(
-            trained, chunk.size * chunk.rows, consumer, self._uses, chunk.rows, self.memory
+            len(self.parameters),
+            chunk.size * chunk.rows,
+            consumer,
+            self._uses,
+            chunk.rows,
+            self.memory,
         )
-        uses = RecordedUses(recorder, trained.values(), self._uses_outside)
+        uses = RecordedUses(recorder, self._uses_outside)
         forth = bool(self._uses_outside)
         back = forth and (self.recomputes or self._uses is None)
         with (
-            substituted(self.model, self.parameters, trained),
+            self._computing(recorder, uses),
             capturing(self.layers, recorder, uses),
             torch.enable_grad(),
         ):
@@ -256,6 +261,22 @@ class CapturingEngine(Engine):
                 torch.autograd.grad(losses.sum(), recorder.anchor, allow_unused=True)
         recorder.finish()
         return recorder
+
+    @contextmanager
+    def _computing(self, recorder: Recorder, uses: RecordedUses) -> Iterator[None]:
+        """Compute with parameters that are off the graph, which the recorder knows."""
+        trained = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        for slot, tensor in enumerate(trained.values()):
+            recorder.bind(tensor, slot)
+            uses.follow(tensor)
+        with substituted(self.model, self.parameters, trained):
+            yield
+
+    def _following(self, uses: DirectUses) -> AbstractContextManager[None]:
+        """Let uses of the trained parameters be seen inside the block."""
+        for parameter in self.parameters.values():
+            uses.follow(parameter)
+        return nullcontext()
 
     def _zeros(self) -> list[torch.Tensor]:
         """Return a float64 zero for each trained parameter."""
@@ -270,10 +291,12 @@ class CapturingEngine(Engine):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            saved[storage._cdata] = min(tensor.numel(), storage.nbytes() // tensor.element_size())
+            if not self._is_gathered(storage):
+                numbers = storage.nbytes() // tensor.element_size()
+                saved[storage._cdata] = min(tensor.numel(), numbers)
             return tensor
 
-        consumer = StoreThenClip(len(self.parameters), chunk.size, self.device)
+        consumer = self._keeping(chunk.size)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             recorder = self._pass(loss_fn, chunk, consumer)
         self._uses, self.recomputes = recorder.uses, recorder.recomputes
@@ -281,6 +304,14 @@ class CapturingEngine(Engine):
             saved.pop(parameter.untyped_storage()._cdata, None)
         found = (sum(saved.values()) + self._kept(consumer.parts)) // chunk.size
         return max(1, found, self._peak(loss_fn, chunk) if self.recomputes else 0)
+
+    def _keeping(self, records: int) -> StoreThenClip:
+        """Return a consumer that keeps contributions until the weights are known."""
+        return StoreThenClip(len(self.parameters), records, self.device)
+
+    def _is_gathered(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory is that of a parameter which is gathered for a pass."""
+        return False
 
     def _peak(self, loss_fn: LossFn, chunk: Chunk) -> int:
         """Return how many numbers a record has in memory at most, what is recomputed included."""

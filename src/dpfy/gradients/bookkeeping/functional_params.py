@@ -5,7 +5,7 @@ records alone, it is given one copy of the parameter for each record; a product 
 linear layer's would be.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,15 +83,21 @@ _WITHOUT_GRADIENT = {_T.detach, torch.detach, _T.data.__get__}
 
 
 class DirectUses(TorchFunctionMode):
-    """Sees the functions that are given trained parameters, or parts of them, outside of layers."""
+    """Sees functions that are given parameters it follows, or parts of them, outside of layers."""
 
-    def __init__(self, trained: Iterable[torch.Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.inside = False
         self.calls: list[tuple[list[Any], list[Any]]] = []
-        self._origin: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[..., Any]]] = {
-            id(parameter): (parameter, parameter, lambda same: same) for parameter in trained
-        }
+        self._origin: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[..., Any]]] = {}
+
+    def follow(self, parameter: torch.Tensor) -> None:
+        """See uses of a parameter from now on."""
+        self._origin[id(parameter)] = (parameter, parameter, lambda same: same)
+
+    def unfollow(self, parameter: torch.Tensor) -> None:
+        """Let go of a parameter; another one may take its place in memory."""
+        self._origin.pop(id(parameter), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -157,10 +163,8 @@ class DirectUses(TorchFunctionMode):
 class RecordedUses(DirectUses):
     """Hands the contributions of those uses to a recorder."""
 
-    def __init__(
-        self, recorder: Recorder, trained: Iterable[torch.Tensor], layouts: Sequence[Layouts]
-    ) -> None:
-        super().__init__(trained)
+    def __init__(self, recorder: Recorder, layouts: Sequence[Layouts]) -> None:
+        super().__init__()
         self._recorder = recorder
         self._layouts = iter(layouts)
         self._layouts_by_use: dict[Any, Layouts | None] = {}

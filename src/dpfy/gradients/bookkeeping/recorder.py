@@ -18,6 +18,9 @@ from dpfy.gradients.bookkeeping.workspace import Workspace
 Span = tuple[int, int] | None
 """Rows of a parameter, from a first to before a last one; None for all of it."""
 
+Slot = int
+"""The place of a trained parameter among all of them."""
+
 Parts = list[tuple[Span, Contribution]]
 """All contributions to one parameter; no two share rows."""
 
@@ -43,7 +46,7 @@ class Recorder:
     folded into units of ``fold`` consecutive records.
 
     Args:
-        trained: The trained parameters by name, off the graph.
+        trained: The number of trained parameters; :meth:`bind` says which tensors they are.
         records: The number of records that layers see.
         consumer: The receiver of all contributions to a parameter.
         uses: How often each parameter is used, if that is known.
@@ -53,7 +56,7 @@ class Recorder:
 
     def __init__(
         self,
-        trained: Mapping[str, torch.Tensor],
+        trained: int,
         records: int,
         consumer: Consumer,
         uses: Sequence[int] | None = None,
@@ -66,9 +69,9 @@ class Recorder:
         self.anchor = torch.zeros((), requires_grad=True)
         self._consumer = consumer
         self._expected = uses
-        self._positions = {id(tensor): position for position, tensor in enumerate(trained.values())}
-        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in trained]
-        self.uses = [0] * len(trained)
+        self._positions: dict[int, Slot] = {}
+        self._found: list[list[tuple[Span, Contribution]]] = [[] for _ in range(trained)]
+        self.uses = [0] * trained
         self.stats: Mapping[str, torch.Tensor] = {}
         self.goes_back = False
         self.recomputes = False  # whether layers are called on the way back as well
@@ -76,6 +79,22 @@ class Recorder:
     def trains(self, parameter: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
         """Whether a tensor stands for a trained parameter."""
         return parameter is not None and id(parameter) in self._positions
+
+    def slot(self, parameter: torch.Tensor | None) -> Slot | None:
+        """Return the slot of the trained parameter that a tensor stands for; None for others.
+
+        What is recorded on the way back refers to slots: a function that held the tensor until
+        then would keep its memory, which a sharded model gives back in between.
+        """
+        return None if parameter is None else self._positions.get(id(parameter))
+
+    def bind(self, tensor: torch.Tensor, slot: Slot) -> None:
+        """Let a tensor stand for a trained parameter, until :meth:`forget` is called."""
+        self._positions[id(tensor)] = slot
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Let a tensor stand for no parameter any more; another may take its place in memory."""
+        self._positions.pop(id(tensor), None)
 
     def observed(
         self, outputs: torch.Tensor, record: Callable[..., None], *saved: torch.Tensor
@@ -87,13 +106,15 @@ class Recorder:
         """
         return CaptureGrad.apply(self.anchor, outputs, record, *saved)
 
-    def add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span = None) -> None:
-        """Add to the gradients of a parameter, or of some of its rows."""
+    def add(
+        self, parameter: torch.Tensor | Slot, contribution: Contribution, rows: Span = None
+    ) -> None:
+        """Add to the gradients of a parameter, given as such or by its slot, or of some rows."""
         self._add(
             parameter, contribution if self._fold == 1 else contribution.folded(self._fold), rows
         )
 
-    def outer(self, parameter: torch.Tensor, outer: OuterProduct, rows: Span = None) -> None:
+    def outer(self, parameter: torch.Tensor | Slot, outer: OuterProduct, rows: Span = None) -> None:
         """Add an outer product in the form that is cheapest for the consumer."""
         self._add(
             parameter,
@@ -101,9 +122,9 @@ class Recorder:
             rows,
         )
 
-    def _add(self, parameter: torch.Tensor, contribution: Contribution, rows: Span) -> None:
+    def _add(self, parameter: torch.Tensor | Slot, contribution: Contribution, rows: Span) -> None:
         """Add a folded contribution, and hand all of them over once the parameter is complete."""
-        position = self._positions[id(parameter)]
+        position = parameter if isinstance(parameter, int) else self._positions[id(parameter)]
         if any((rows is None) != (before is None) for before, _ in self._found[position]):
             raise Unsupported(
                 "a parameter is used as a whole and in parts, whose cross terms would be lost"

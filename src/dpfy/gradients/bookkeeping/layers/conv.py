@@ -103,19 +103,22 @@ def _recorded(
 ) -> torch.Tensor:
     """Compute a convolution and record the contributions to weight and bias."""
     weight, bias = module.weight, module.bias
+    own, own_bias, shape = recorder.slot(weight), recorder.slot(bias), weight.shape
     layout.items(inputs, recorder.records)
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
-        if recorder.trains(weight):
+        if own is not None:
             recorder.add(
-                weight,
+                own,
                 weight_gradients(
-                    inputs, gradient, weight.shape, geometry, recorder.records, recorder.memory
+                    inputs, gradient, shape, geometry, recorder.records, recorder.memory
                 ),
             )
-        if recorder.trains(bias):
+        if own_bias is not None:
             items = gradient.flatten(2).sum(2, dtype=_at_least_float32(gradient.dtype))
-            recorder.add(bias, Materialized.of(items.unflatten(0, (recorder.records, -1)).sum(1)))
+            recorder.add(
+                own_bias, Materialized.of(items.unflatten(0, (recorder.records, -1)).sum(1))
+            )
 
     return _Convolution.apply(recorder.anchor, inputs, weight, bias, geometry, record)
 

@@ -20,6 +20,7 @@ def embedding(
     if module.scale_grad_by_freq:  # divides by counts over the whole batch, which mixes records
         raise Unsupported
     weight = module.weight
+    own, vocabulary = recorder.slot(weight), len(weight)
     tokens = tokens.long()
     outputs = F.embedding(tokens, weight)
 
@@ -30,7 +31,8 @@ def embedding(
         )
         if module.padding_idx is not None:
             found = found.masked_fill((places == module.padding_idx).unsqueeze(2), 0)
-        recorder.add(weight, EmbeddingRows(places, found, len(weight)))
+        if own is not None:
+            recorder.add(own, EmbeddingRows(places, found, vocabulary))
 
     return CaptureGrad.apply(recorder.anchor, outputs, record, tokens)
 
@@ -50,6 +52,7 @@ def embedding_bag(
     if tokens.ndim != 2 or offsets is not None or module.mode == "max" or module.scale_grad_by_freq:
         raise Unsupported
     weight, padding = module.weight, module.padding_idx
+    own, vocabulary = recorder.slot(weight), len(weight)
     factors = (
         torch.ones_like(tokens, dtype=weight.dtype)
         if per_sample_weights is None
@@ -70,7 +73,8 @@ def embedding_bag(
         found = layout.records(gradient, recorder.records).reshape(
             *places.shape, gradient.shape[-1]
         )
-        recorder.add(weight, EmbeddingRows(places, found, len(weight)))
+        if own is not None:
+            recorder.add(own, EmbeddingRows(places, found, vocabulary))
 
     looked_up = CaptureGrad.apply(recorder.anchor, F.embedding(tokens, weight), record, tokens)
     return torch.bmm(factors.unsqueeze(1), looked_up).squeeze(1)

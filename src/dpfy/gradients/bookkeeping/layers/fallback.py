@@ -78,8 +78,10 @@ def fallback(
 def per_record(recorder: Recorder, parameter: torch.Tensor) -> torch.Tensor:
     """Return one copy of the parameter for each record, without memory of their own."""
     copies = parameter.expand(recorder.records, *parameter.shape)
+    own = recorder.slot(parameter)
+    assert own is not None
     return CaptureGrad.apply(
-        recorder.anchor, copies, lambda gradient: recorder.add(parameter, Materialized.of(gradient))
+        recorder.anchor, copies, lambda gradient: recorder.add(own, Materialized.of(gradient))
     )
 
 

@@ -31,16 +31,17 @@ def recorded_linear(
     bias_rows: Span = None,
 ) -> torch.Tensor:
     """Return inputs @ weightᵀ + bias, and record contributions to (rows of) the parameters."""
+    own, own_bias = recorder.slot(weight), recorder.slot(bias)
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, recorder.records)
         shift = Materialized.of(outputs[:, 0] if outputs.shape[1] == 1 else outputs.sum(1))
-        if recorder.trains(weight):
+        if own is not None:
             outer = OuterProduct(layout.sequences(inputs, recorder.records), outputs)
-            recorder.outer(weight, outer, weight_rows)
+            recorder.outer(own, outer, weight_rows)
             shift = BiasOf(shift.gradients, shift.shaped, outer) if outputs.shape[1] == 1 else shift
-        if recorder.trains(bias):
-            recorder.add(bias, shift, bias_rows)
+        if own_bias is not None:
+            recorder.add(own_bias, shift, bias_rows)
 
     layout.items(inputs, recorder.records)
     shift = None if bias is None else region(bias, bias_rows)
@@ -62,14 +63,15 @@ def recorded_product(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return inputs @ weight + bias, and record contributions to the parameters."""
+    own, own_bias = recorder.slot(weight), recorder.slot(bias)
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
         outputs = layout.sequences(gradient, recorder.records)
-        if recorder.trains(weight):
+        if own is not None:
             rows = layout.sequences(inputs, recorder.records)
-            recorder.outer(weight, OuterProduct(outputs, rows))
-        if recorder.trains(bias):
-            recorder.add(bias, Materialized.of(outputs.sum(1)))
+            recorder.outer(own, OuterProduct(outputs, rows))
+        if own_bias is not None:
+            recorder.add(own_bias, Materialized.of(outputs.sum(1)))
 
     layout.items(inputs, recorder.records)
     return _Linear.apply(recorder.anchor, inputs, weight.t(), bias, record)

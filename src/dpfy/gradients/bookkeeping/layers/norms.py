@@ -87,11 +87,13 @@ def _group_norm(
         )
     layout.items(inputs, recorder.records)
 
+    own, own_bias = recorder.slot(weight), recorder.slot(bias)
+
     def record(scale: torch.Tensor, shift: torch.Tensor) -> None:
-        for parameter, found in ((weight, scale), (bias, shift)):
-            if recorder.trains(parameter):
+        for slot, found in ((own, scale), (own_bias, shift)):
+            if slot is not None:
                 recorder.add(
-                    parameter, Materialized.of(found.unflatten(0, (recorder.records, -1)).sum(1))
+                    slot, Materialized.of(found.unflatten(0, (recorder.records, -1)).sum(1))
                 )
 
     return _GroupNorm.apply(recorder.anchor, inputs, weight, bias, groups, module.eps, record)
@@ -109,19 +111,21 @@ def _scaled_and_shifted(
         return normal
     layout.items(normal, recorder.records)
 
+    own, own_bias = recorder.slot(weight), recorder.slot(bias)
+    shape = (weight if bias is None else bias).shape  # type: ignore[union-attr]
+
     def record(gradient: torch.Tensor, normal: Any) -> None:
-        for parameter, found in (
-            (weight, lambda: gradient * normal),
-            (bias, lambda: gradient),
+        for slot, found in (
+            (own, lambda: gradient * normal),
+            (own_bias, lambda: gradient),
         ):
-            if recorder.trains(parameter):
+            if slot is not None:
                 rows = layout.records(found(), recorder.records)
                 recorder.add(
-                    parameter,
-                    Materialized.of(rows.reshape(recorder.records, -1, *parameter.shape).sum(1)),
+                    slot, Materialized.of(rows.reshape(recorder.records, -1, *shape).sum(1))
                 )
 
-    keeps = recorder.trains(weight)
+    keeps = own is not None
     return _ScaleAndShift.apply(recorder.anchor, normal, weight, bias, keeps, record)
 
 

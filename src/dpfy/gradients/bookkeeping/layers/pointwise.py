@@ -21,14 +21,14 @@ def prelu(
         raise Unsupported
     layout.items(inputs, recorder.records)
     weight = module.weight
+    own, slopes = recorder.slot(weight), weight.numel()
 
     def record(gradient: torch.Tensor, inputs: torch.Tensor) -> None:
         found = gradient * inputs.clamp(max=0)
-        if weight.numel() > 1:
+        if slopes > 1:
             found = found.flatten(2).sum(2) if found.ndim > 2 else found
-        recorder.add(
-            weight, Materialized.of(found.reshape(recorder.records, -1, weight.numel()).sum(1))
-        )
+        if own is not None:
+            recorder.add(own, Materialized.of(found.reshape(recorder.records, -1, slopes).sum(1)))
 
     return _PReLU.apply(recorder.anchor, inputs, weight, record)
 

@@ -121,19 +121,26 @@ def _recording(
     It takes the inputs, δ, δ as the product with the hidden state has it, and the previous hidden
     states.
     """
+    slots = [
+        (
+            (recorder.slot(own.inputs), recorder.slot(own.inputs_bias)),
+            (recorder.slot(own.hidden), recorder.slot(own.hidden_bias)),
+        )
+        for own in weights
+    ]
 
     def record(inputs: torch.Tensor, *found: torch.Tensor) -> None:
-        for own, gradient, inner, before in zip(weights, *found, strict=True):
-            for weight, bias, rows, factor in (
-                (own.inputs, own.inputs_bias, gradient, inputs),
-                (own.hidden, own.hidden_bias, inner, before),
+        for (of_inputs, of_hidden), gradient, inner, before in zip(slots, *found, strict=True):
+            for (weight, bias), rows, factor in (
+                (of_inputs, gradient, inputs),
+                (of_hidden, inner, before),
             ):
                 rows = layout.sequences(rows, recorder.records)
-                if recorder.trains(weight):
+                if weight is not None:
                     recorder.outer(
                         weight, OuterProduct(layout.sequences(factor, recorder.records), rows)
                     )
-                if bias is not None and recorder.trains(bias):
+                if bias is not None:
                     recorder.add(bias, Materialized.of(rows.sum(1)))
 
     return record
