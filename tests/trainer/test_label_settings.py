@@ -36,6 +36,7 @@ OTHERS = {
     "max_physical_batch": 8,
     "num_workers": 1,
     "prefetch": 1,
+    "budget": "sqlite:///team.db#digits",
     "checkpoint_every": 2,
     "task": "regression",
     "loss": "own:loss",
