@@ -1,5 +1,6 @@
 """Reports are on the ledger of a person before a value is read, and no more than declared."""
 
+import numpy as np
 import pytest
 
 from dpfy import Ledger, Relation, Unit, account
@@ -14,7 +15,7 @@ class Unread:
     """A value that nobody may read."""
 
     def __int__(self):
-        raise AssertionError("a private value was read")
+        raise SystemExit("a private value was read")  # what is no Exception is not caught
 
 
 class Odd:
@@ -62,6 +63,12 @@ def test_a_value_that_is_none_counts_as_the_first_silently(method, value):
     with Ledger.in_memory() as first, Ledger.in_memory() as second:
         found = method(5, 2.0).report(value, first, insecure_test_key=4)
         assert found == method(5, 2.0).report(0, second, insecure_test_key=4)
+
+
+def test_a_value_that_warns_is_read_silently(recwarn):
+    with Ledger.in_memory() as ledger:
+        RandomizedResponse(3, 1.0).report(np.complex128(2 + 1j), ledger)
+    assert not recwarn.list
 
 
 def test_no_other_relation_has_a_claim(tmp_path):

@@ -61,7 +61,17 @@ def test_what_is_no_report_is_left_out():
 
 @pytest.mark.parametrize("method", [RandomizedResponse, UnaryEncoding])
 @pytest.mark.parametrize(
-    "arguments", [(1, 1.0), (3, 0.0), (3, math.nan), (3, math.inf), (3, 1.0, 0), (2.5, 1.0)]
+    "arguments",
+    [
+        (1, 1.0),
+        (3, 0.0),
+        (3, math.nan),
+        (3, math.inf),
+        (3, 1.0, 0),
+        (2.5, 1.0),
+        (3, 1e-10),
+        (3, 701.0),
+    ],
 )
 def test_declarations_out_of_range_are_refused(method, arguments):
     with pytest.raises(InvalidArgument):

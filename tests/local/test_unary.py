@@ -1,6 +1,7 @@
 """Unary encoding: the exact law of a report, its privacy by enumeration, and its error."""
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
 
@@ -31,6 +32,18 @@ def test_no_report_is_more_than_e_to_the_epsilon_likelier_for_another_value(valu
     worst = max(one[bits] / other[bits] for one in laws for other in laws for bits in one)
     assert worst <= Fraction(math.exp(epsilon)) * (1 + Fraction(1, 10**15))
     assert worst > Fraction(math.exp(epsilon)) * (1 - Fraction(1, 10**12))  # and no less is told
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 40.0, 700.0])
+def test_the_odds_are_those_of_epsilon_or_less_at_the_ends_of_its_range(epsilon):
+    """By decimal arithmetic of 400 digits; odds of 0 would have no ε at all."""
+    with localcontext(prec=400):
+        power = Decimal(epsilon).exp()
+        for values in (2, 3, 10**6):
+            lie = UnaryEncoding(values, epsilon).lie
+            truth = RandomizedResponse(values, epsilon).truth
+            assert 1 / (power + 1) <= Decimal(lie) < Decimal("0.5")
+            assert 1 / Decimal(values) < Decimal(truth) <= power / (power + values - 1) < 1
 
 
 def test_reports_have_this_law_and_no_other():

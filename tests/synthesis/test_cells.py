@@ -130,3 +130,13 @@ def test_columns_of_whole_numbers_are_checked(whole, complaint):
 def test_bounds_without_a_whole_number_are_refused():
     with pytest.raises(InvalidArgument, match="no whole number"):
         Cells(Column("x", bounds=(0.2, 0.8)), whole=True)
+
+
+@pytest.mark.parametrize("bounds", [(0, 2**53), (-1e19, 0)])
+def test_whole_numbers_that_could_not_be_drawn_are_refused(bounds):
+    with pytest.raises(InvalidArgument, match="skips whole numbers"):
+        Cells(Column("x", bounds=bounds), whole=True)
+    cells = Cells(
+        Column("x", bounds=[min(max(each, 1 - 2**53), 2**53 - 1) for each in bounds]), 8, whole=True
+    )
+    assert len(cells.draw(np.arange(cells.size), np.random.default_rng(0))) == cells.size

@@ -167,5 +167,14 @@ def test_a_table_without_a_file_has_a_report_that_says_so(tmp_path):
     assert "NOT DURABLE" in synthesizer.report(tmp_path)[0].read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("_no_package")
+def test_a_page_is_about_no_table_but_a_synthetic_one(tmp_path):
+    table = people(100)
+    synthesizer = Synthesizer("mst", SCHEMA, 1.0, 1e-6).fit(table)
+    with pytest.raises(InvalidArgument, match="nothing pays for"):
+        synthesizer.report(tmp_path / "report", table)
+    assert not (tmp_path / "report").exists()
+
+
 def test_the_name_is_public():
     assert dpfy.Synthesizer is Synthesizer

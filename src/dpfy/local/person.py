@@ -4,9 +4,11 @@ Tests: tests/local/test_person.py.
 """
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from dpfy import _validate
 from dpfy.accounting import EnvelopeGuard
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.basis import Ground, Kind
@@ -19,6 +21,9 @@ from dpfy.types import Relation, Unit
 
 Answer = TypeVar("Answer")
 StrPath = str | os.PathLike[str]
+
+LEAST_EPSILON, MOST_EPSILON = 1e-9, 700.0
+"""Between these the odds of a lie, rounded, are apart from those of the truth, and above 0."""
 
 _GROUNDS = (
     Ground(
@@ -42,6 +47,17 @@ _GROUNDS = (
 )
 
 
+def check_declared(values: int, epsilon: float, reports: int) -> None:
+    """Check what a question declares.
+
+    Raises:
+        InvalidArgument: If a number is out of its range.
+    """
+    _validate.count("values", values, minimum=2)
+    _validate.real("epsilon", epsilon, LEAST_EPSILON, MOST_EPSILON)
+    _validate.count("reports", reports)
+
+
 def report_event(epsilon: float) -> Sampled:
     """Return the event of one report that is ε-private for replacing its value."""
     return once(LabelAnswer(epsilon, "report"))
@@ -54,7 +70,9 @@ def own_value(value: object, values: int) -> int:
     (2, 0, 0, 0)
     """
     try:
-        found = int(value)  # type: ignore[call-overload]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = int(value)  # type: ignore[call-overload]
     except Exception:  # a value may be any object, and none may announce itself
         return 0
     return found if 0 <= found < values else 0

@@ -6,10 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from dpfy import _validate
 from dpfy.ledger import Ledger
 from dpfy.local.frequencies import Frequencies
-from dpfy.local.person import StrPath, own_value, send
+from dpfy.local.person import StrPath, check_declared, own_value, send
 from dpfy.mechanisms.one_shot import RandomizedResponse as Response
 from dpfy.noise import SecureStream
 
@@ -29,7 +28,7 @@ class RandomizedResponse:
 
     Args:
         values: The declared number of values, at least 2.
-        epsilon: The ε of one report, above 0.
+        epsilon: The ε of one report, from 1e-9 to 700.
         reports: The most reports that one person sends.
 
     Raises:
@@ -49,9 +48,7 @@ class RandomizedResponse:
     reports: int = 1
 
     def __post_init__(self) -> None:
-        _validate.count("values", self.values, minimum=2)
-        _validate.epsilon(self.epsilon)
-        _validate.count("reports", self.reports)
+        check_declared(self.values, self.epsilon, self.reports)
 
     @property
     def truth(self) -> float:

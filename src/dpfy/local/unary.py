@@ -10,10 +10,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpfy import _validate
 from dpfy.ledger import Ledger
 from dpfy.local.frequencies import Frequencies
-from dpfy.local.person import StrPath, own_value, send
+from dpfy.local.person import StrPath, check_declared, own_value, send
 from dpfy.mechanisms.discrete import coin
 from dpfy.noise import SecureStream
 
@@ -36,7 +35,7 @@ class UnaryEncoding:
 
     Args:
         values: The declared number of values, at least 2.
-        epsilon: The ε of one report, above 0.
+        epsilon: The ε of one report, from 1e-9 to 700.
         reports: The most reports that one person sends.
 
     Raises:
@@ -56,9 +55,7 @@ class UnaryEncoding:
     reports: int = 1
 
     def __post_init__(self) -> None:
-        _validate.count("values", self.values, minimum=2)
-        _validate.epsilon(self.epsilon)
-        _validate.count("reports", self.reports)
+        check_declared(self.values, self.epsilon, self.reports)
 
     @property
     def truth(self) -> float:

@@ -16,6 +16,7 @@ from dpfy.tabular.tables import columns_of
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
+_LARGEST_WHOLE = 2.0**53  # float64 holds all whole numbers up to it
 Pair = tuple[int, ...]
 """The numbers of one, two or more columns, increasing."""
 
@@ -31,8 +32,8 @@ class Cells:
         whole: Whether a column of numbers holds whole numbers.
 
     Raises:
-        InvalidArgument: If a column of whole numbers has no whole number within its bounds, or has
-            categories.
+        InvalidArgument: If a column of whole numbers has no whole number within its bounds, has
+            bounds beyond ±2**53, or has categories.
 
     >>> Cells(Column("age", bounds=(0, 100), knots=(20,)), bins=4).edges
     array([  0.,  10.,  20.,  60., 100.])
@@ -49,6 +50,12 @@ class Cells:
             raise InvalidArgument(
                 f"Column {self.column.name!r} has categories, and no whole numbers. Leave it out "
                 "of whole=."
+            )
+        if self.whole and max(-self.column.low, self.column.high) >= _LARGEST_WHOLE:
+            raise InvalidArgument(
+                f"The bounds {[self.column.low, self.column.high]} of column {self.column.name!r} "
+                "reach beyond ±2**53, where float64 skips whole numbers. Leave it out of whole=, "
+                "or declare other bounds."
             )
         if self.whole and math.ceil(self.column.low) > math.floor(self.column.high):
             raise InvalidArgument(

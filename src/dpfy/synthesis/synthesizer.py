@@ -82,8 +82,8 @@ class Synthesizer:
         bins: About the number of cells of a column of numbers, at most 1000; there are equally many
             between two knots.
         whole: Columns of whole numbers.
-        insecure_test_key: A key that makes the noise and the rows reproducible, and the table not
-            private.
+        insecure_test_key: A key that makes the noise reproducible, and the table not private; the
+            ``seed`` of :meth:`sample` makes the rows so.
 
     Raises:
         InvalidArgument: If an argument is out of its range.
@@ -259,12 +259,17 @@ class Synthesizer:
             The paths of the report in Markdown, JSON and HTML, and of ``quality.html``.
 
         Raises:
-            InvalidArgument: If nothing was fitted.
+            InvalidArgument: If nothing was fitted, or ``table`` was not drawn by :meth:`sample`.
         """
         from dpfy.reporting import RunFacts, report
         from dpfy.synthesis.quality import quality_page
 
         fitted = self.fitted
+        if not isinstance(table, SyntheticTable | None):
+            raise InvalidArgument(
+                f"Expected table to be one that sample() returned, got {type(table).__name__}. A "
+                "page about a private table would be a release that nothing pays for."
+            )
         scalars = {
             name: value if isinstance(value, int | float | None) else str(value)[:200]
             for name, value in self.parameters.items()
