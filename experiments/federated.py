@@ -159,7 +159,11 @@ class Roles:
 
 
 def answer(cohort: Cohort, model: CharacterModel, roles: Roles, setting: Setting) -> None:
-    """Add the gradients of all clients of a cohort, each on windows that it draws by itself."""
+    """Add the gradients of all clients of a cohort, each on windows that it draws by itself.
+
+    Several clients share matrix products, for speed: rounding in one may then depend on others,
+    which ε does not cover. Clients of their own, or of ``Simulation``, compute alone.
+    """
     clients = [role for role in cohort.clients if isinstance(role, int)]
     for start in range(0, len(clients), _AT_ONCE):
         some = clients[start : start + _AT_ONCE]

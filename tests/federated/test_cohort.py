@@ -2,7 +2,9 @@
 
 import math
 import threading
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from federations import Two, change, planned, served, update
@@ -147,6 +149,9 @@ def test_who_answers_twice_or_was_not_drawn_or_comes_late_contributes_zero():
         (4.0, 1.0),
         (1e9, 1.0),
         (math.inf, 1.0),
+        (np.int64(2), 0.5),
+        (np.float32(2.0), 0.5),
+        (10**400, 0.0),
         (0, 0.0),
         (-1.0, 0),
         (math.nan, 0),
@@ -160,6 +165,18 @@ def test_weights_are_capped_and_the_divisor_stays(weight, part):
     cohort = next(iter(server))
     cohort.add(0, update(8.0, 0.0, 0.0), weight=weight)
     assert change(server, cohort)[0] == pytest.approx(part)
+
+
+def test_arrays_that_cannot_be_written_to_count_without_a_warning():
+    sent = {"weight": np.array([0.5, 0.0, 0.0]), "bias": np.zeros(2)}
+    for each in sent.values():
+        each.setflags(write=False)  # as those are that come from a buffer
+    server = served(planned(divisor=1))
+    cohort = next(iter(server))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        cohort.add(0, sent)
+    assert not heard and change(server, cohort)[0] == 0.5
 
 
 def test_weights_do_not_count_unless_they_are_declared():

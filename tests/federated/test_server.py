@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -153,6 +154,48 @@ def test_a_round_that_was_given_up_releases_nothing_and_is_paid_for():
     with pytest.raises(BatchAlreadyReleased):
         server.step(cohort)
     assert server.ledger.count == 2 and server.steps_left == 1
+
+
+def test_training_on_the_servers_own_model_reaches_no_client_and_no_checkpoint(tmp_path):
+    server = served(ledger=tmp_path / "fl.dpl")
+    cohort = next(iter(server))
+    server.model.weight.data.fill_(7.0)
+    assert not cohort.model().weight.any()
+    trained = {"weight": torch.ones(3), "bias": torch.zeros(2)}
+    assert cohort.update_of(trained)["weight"].tolist() == [1.0, 1.0, 1.0]
+    server.save(tmp_path)
+    server.model.weight.data.fill_(7.0)
+    server.close()  # with the round open
+    assert not server.model.weight.any()
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    resume(tmp_path, model, optimizer, clients=range(10), insecure_test_key=1).close()
+    assert not model.weight.any()
+
+
+def test_of_two_threads_that_step_one_round_one_releases_it(monkeypatch):
+    server = served(planned(divisor=1))
+    cohort = next(iter(server))
+    cohort.add(0, update(0.5, 0.0, 0.0))
+    restore, other, refused = server._restore_model, [], []
+
+    def tries():
+        try:
+            server.step(cohort)
+        except BatchAlreadyReleased as error:
+            refused.append(error)
+
+    def restored():
+        if not other:
+            other.append(threading.Thread(target=tries))
+            other[0].start()
+            other[0].join(timeout=0.2)  # it waits for the step to end, or would not be refused
+        restore()
+
+    monkeypatch.setattr(server, "_restore_model", restored)
+    server.step(cohort)
+    other[0].join()
+    assert len(refused) == 1 and float(server.model.weight.detach()[0]) == 0.5
 
 
 def test_a_failed_step_leaves_no_sum_in_memory(monkeypatch):
@@ -333,6 +376,7 @@ REFUSED = {
         {"clients": range(9)},
         "10",
     ),
+    "turns of a set": (turns(), {"clients": {str(each) for each in range(12)}}, "order"),
     "turns of a list that changes": (turns(), {"clients": lambda: [1]}, "fixed order"),
     "kind of update": (planned(), {"local": "both"}, "local"),
     "weight": (planned(), {"largest_weight": 0.0}, "largest_weight"),

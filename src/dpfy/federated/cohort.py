@@ -23,7 +23,8 @@ class Cohort:
 
     Args:
         terms: How updates are bounded and summed in this round.
-        model: The model as it was released last, which clients start from.
+        model: A copy of the model as it was released last, which clients start from; nobody else
+            has it.
         clients: The ids of the clients that were drawn.
         step: The round, counted from 1.
     """
@@ -67,13 +68,10 @@ class Cohort:
         """
         found: Mapping[str, torch.Tensor]
         found = dict(trained.named_parameters()) if isinstance(trained, nn.Module) else trained
-        parameters = self._terms.layout.parameters
+        names, released = self._terms.layout.parameters, dict(self._model.named_parameters())
         if self._terms.local == "fedsgd":
-            return {name: found[name].grad for name in parameters}
-        return {
-            name: found[name].detach() - released.detach().expand(found[name].shape)
-            for name, released in parameters.items()
-        }
+            return {name: found[name].grad for name in names}
+        return {name: _change(found[name].detach(), released[name].detach()) for name in names}
 
     def add(
         self,
@@ -132,6 +130,11 @@ class Cohort:
 
     def __repr__(self) -> str:
         return f"Cohort(step={self.step}, sensitive)"
+
+
+def _change(trained: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+    """Return what training added to a parameter; what clients send may be on another device."""
+    return trained.to(released.device) - released.expand(trained.shape)
 
 
 def _is_in(client: Any, waiting: set[Hashable]) -> bool:

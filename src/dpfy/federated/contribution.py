@@ -6,6 +6,7 @@ Tests: tests/federated/test_cohort.py.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -84,13 +85,14 @@ def _bounded(
     return round_to_lattice(vector, terms.mechanism.grid)
 
 
-def _factor(weight: float, largest: float | None) -> float | None:
+def _factor(weight: object, largest: float | None) -> float | None:
     """Return the part of an update that counts, in [0, 1]; None for a weight that is none."""
     if largest is None:
         return 1.0
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight >= 0:
-        return None  # NaN is not at least zero
-    return min(float(weight), largest) / largest
+    if isinstance(weight, bool) or not isinstance(weight, Real):  # NumPy's numbers are real, too
+        return None
+    value = float(weight)
+    return min(value, largest) / largest if value >= 0 else None  # NaN is not at least zero
 
 
 def _row(value: Any, shape: torch.Size, device: torch.device) -> torch.Tensor:
@@ -99,7 +101,8 @@ def _row(value: Any, shape: torch.Size, device: torch.device) -> torch.Tensor:
     Raises:
         ValueError: If it is something else, or has another shape.
     """
-    tensor = torch.as_tensor(value).detach()
+    # Of an array that cannot be written to, as_tensor would warn.
+    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
     if tensor.shape != shape or tensor.is_complex() or tensor.layout != torch.strided:
         raise ValueError
     return tensor.to(device, torch.float64).unsqueeze(0)

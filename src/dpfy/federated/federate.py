@@ -236,6 +236,11 @@ def _population(
                 "as clients=; a function, whose list may change, goes with Poisson sampling."
             )
         return partial(_reachable, clients)
+    if plan.correlation is not None and isinstance(clients, set | frozenset):
+        raise InvalidArgument(
+            "Clients that take turns need an order that does not change, and a set has another in "
+            "the next process. Give a list as clients=, such as sorted(…)."
+        )
     ids = tuple(clients)
     if len(set(ids)) < len(ids):
         raise InvalidArgument("Two clients have the same id. Give each client an id of its own.")

@@ -7,7 +7,10 @@ is sensitive: it is never logged, printed, saved or put into an exception.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -91,7 +94,8 @@ class Server(Observed):
     :func:`dpfy.federate` and :func:`dpfy.federated.resume` make servers. A cohort that is not
     stepped is given up when the next one is drawn: its round is paid for, and nothing of it is
     released. The model is what was released last: whatever else happened to its parameters and
-    buffers is undone before the next round and before each step.
+    buffers is undone before the next round, before each step, and before an open round is saved or
+    closed. Clients start from a copy that is made when their cohort is drawn.
 
     Args:
         context: The plan, the ledger and what else a round works with.
@@ -153,21 +157,14 @@ class Server(Observed):
             InvalidArgument: If the server is closed.
             LedgerError: In a fork of the process that made the server.
         """
-        self._check_usable()
-        if cohort is not self._open:
-            raise BatchAlreadyReleased(
-                f"The round of {cohort!r} is over: it was released, or given up for the next one. "
-                "Take the next cohort of the server."
-                if isinstance(cohort, Cohort)
-                else "Expected a cohort that iterating over this server yielded."
-            )
-        self._open = None
-        with certified():
+        with certified():  # one thread at a time: two would release the round twice
+            self._check_open(cohort)
+            self._restore_model()
+            self._open = None
             try:
                 released = self._release(cohort)
             finally:
                 cohort.close()  # overwrites sums of a step that failed, too
-            self._restore_model()
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
             add_to_gradients(self.context.parameters, self.optimizers, released)
@@ -182,6 +179,22 @@ class Server(Observed):
         for each in self._listeners:
             each.stepped(released, self.optimizers[0].param_groups[0]["lr"])
         return released
+
+    def save(self, directory: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint of the model as it was released last, for :func:`resume`.
+
+        What local training did to the server's own model in an open round is undone first.
+
+        Args:
+            directory: The folder of the checkpoint.
+            extra: Plain values, or objects with a ``state_dict`` such as a scheduler.
+
+        Returns:
+            The file.
+        """
+        if self._open is not None:
+            self._restore_model()
+        return super().save(directory, extra)
 
     def close(self) -> None:
         """Remove the gate and close the ledger; a round that is open is given up."""
@@ -215,13 +228,14 @@ class Server(Observed):
         if plan.adaptive and not context.ledger.admits(event):
             return None
         terms = self._terms(step, config)
+        released = deepcopy(context.model)  # clients start from it, whatever happens to the model
         context.ledger.reserve(event, note=note_of(config))
         progress.taken = progress.handed_out = step
         clients = context.clients()
         drawn = tuple(clients[place] for place in context.sampler.draw(len(clients)).tolist())
         mechanism = terms.mechanism
         context.noise.prefetch(terms.layout.size, mechanism.stddev, mechanism.grid)
-        self._open = Cohort(terms, context.model, drawn, step)
+        self._open = Cohort(terms, released, drawn, step)
         return self._open
 
     def _terms(self, step: int, config: StepConfig) -> Terms:
@@ -262,6 +276,18 @@ class Server(Observed):
         if self._open is not None:
             self._open.close()
             self._open = None
+            self._restore_model()
+
+    def _check_open(self, cohort: Cohort) -> None:
+        """Refuse to release any round but the open one of this server."""
+        self._check_usable()
+        if cohort is not self._open:
+            raise BatchAlreadyReleased(
+                f"The round of {cohort!r} is over: it was released, or given up for the next one. "
+                "Take the next cohort of the server."
+                if isinstance(cohort, Cohort)
+                else "Expected a cohort that iterating over this server yielded."
+            )
 
     def _check_usable(self) -> None:
         """Refuse a closed server, and one that a fork has copied: two would release one round."""
