@@ -29,7 +29,6 @@ SEEDS = (0, 1)
 _FEWEST = 1000  # characters of a role that takes part, training and held-out text together
 _HELD_OUT = 1500  # windows of held-out text, evenly over the roles
 _PADDING = 0
-_AT_ONCE = 40  # clients whose gradients are computed together
 _BETWEEN = 10  # rounds between two measurements, and two checkpoints
 Windows = tuple[torch.Tensor, torch.Tensor]
 
@@ -45,7 +44,7 @@ class Setting:
 
     epsilon: float | None
     seed: int = 0
-    rounds: int = 60
+    rounds: int = 150
     cohort: int = 160  # expected, of 640
     windows: int = 16  # of each client and round, with 80 characters each
     clip: float = 0.15
@@ -69,61 +68,15 @@ class CharacterModel(nn.Module):
         return found
 
 
-def gradients(
-    model: CharacterModel, x: torch.Tensor, y: torch.Tensor, clients: int
-) -> dict[str, torch.Tensor]:
-    """Return the gradient of each client's mean loss, given equally many windows of each in turn.
-
-    All clients are at the same weights, so that one pass serves them all; each one's gradient is
-    the product of what its own windows bring to each layer and their output gradients.
-    """
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    inputs = weights["embedding.weight"][x]
-    entering = F.linear(inputs, weights["gru.weight_ih_l0"], weights["gru.bias_ih_l0"])
-    states, gates = _unrolled(weights, entering.requires_grad_())
-    hidden = torch.stack(states[1:], 1)
-    scores = F.linear(hidden, weights["output.weight"], weights["output.bias"])
-    counts = (y != _PADDING).view(clients, -1).sum(1).clamp(min=1)
+def gradients(model: CharacterModel, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradient of a client's mean loss over its own windows."""
+    parameters = dict(model.named_parameters())
     losses = F.cross_entropy(
-        scores.flatten(0, 1), y.flatten(), ignore_index=_PADDING, reduction="none"
+        model(x).flatten(0, 1), y.flatten(), ignore_index=_PADDING, reduction="sum"
     )
-    loss = (losses.view(clients, -1).sum(1) / counts).sum()
-    found = torch.autograd.grad(loss, [entering, scores, *gates])
-
-    def of_clients(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().reshape(clients, -1, tensor.shape[-1])
-
-    to_gates, to_scores = of_clients(found[0]), of_clients(found[1])
-    to_states = of_clients(torch.stack(found[2:], 1))
-    table = torch.zeros(clients, *weights["embedding.weight"].shape)
-    to_inputs = to_gates @ weights["gru.weight_ih_l0"]
-    table.scatter_add_(1, x.view(clients, -1, 1).expand_as(to_inputs), to_inputs)
-    return {
-        "embedding.weight": table,
-        "gru.weight_ih_l0": to_gates.mT @ of_clients(inputs),
-        "gru.weight_hh_l0": to_states.mT @ of_clients(torch.stack(states[:-1], 1)),
-        "gru.bias_ih_l0": to_gates.sum(1),
-        "gru.bias_hh_l0": to_states.sum(1),
-        "output.weight": to_scores.mT @ of_clients(hidden),
-        "output.bias": to_scores.sum(1),
-    }
-
-
-def _unrolled(
-    weights: dict[str, torch.Tensor], entering: torch.Tensor
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the states of the GRU, and what they bring to its gates, from what the input does."""
-    weight, bias = weights["gru.weight_hh_l0"], weights["gru.bias_hh_l0"]
-    units = weight.shape[1]
-    states, gates = [torch.zeros(len(entering), units)], list[torch.Tensor]()
-    for brought in entering.unbind(1):
-        gate = F.linear(states[-1], weight, bias)
-        gates.append(gate if gate.requires_grad else gate.requires_grad_())
-        opened = torch.sigmoid(brought[:, : 2 * units] + gate[:, : 2 * units])
-        reset, update = opened.chunk(2, 1)
-        new = torch.tanh(torch.addcmul(brought[:, 2 * units :], reset, gate[:, 2 * units :]))
-        states.append(torch.lerp(new, states[-1], update))
-    return states, gates
+    loss = losses / (y != _PADDING).sum().clamp(min=1)
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    return dict(zip(parameters, found, strict=True))
 
 
 class Roles:
@@ -159,19 +112,11 @@ class Roles:
 
 
 def answer(cohort: Cohort, model: CharacterModel, roles: Roles, setting: Setting) -> None:
-    """Add the gradients of all clients of a cohort, each on windows that it draws by itself.
-
-    Several clients share matrix products, for speed: rounding in one may then depend on others,
-    which ε does not cover. Clients of their own, or of ``Simulation``, compute alone.
-    """
-    clients = [role for role in cohort.clients if isinstance(role, int)]
-    for start in range(0, len(clients), _AT_ONCE):
-        some = clients[start : start + _AT_ONCE]
-        drawn = [_drawn(roles.train[role], role, cohort.step, setting) for role in some]
-        x, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        found = gradients(model, x, y, len(some))
-        for place, role in enumerate(some):
-            cohort.add(role, {name: each[place] for name, each in found.items()})
+    """Add the gradient of every client of a cohort, each computed alone on windows of its own."""
+    for role in cohort.clients:
+        if isinstance(role, int):
+            windows = _drawn(roles.train[role], role, cohort.step, setting)
+            cohort.add(role, gradients(model, *windows))
 
 
 def _drawn(windows: Windows, role: int, step: int, setting: Setting) -> Windows:
