@@ -70,8 +70,8 @@ class Backend(Protocol):
         """Free what was kept for a grant that no run has begun under."""
         ...
 
-    def open_tranche(self, name: str) -> DatasetState:
-        """Open the next tranche of a data set."""
+    def open_tranche(self, name: str, opened: int) -> DatasetState:
+        """Open the next tranche of a data set, so that so many are open."""
         ...
 
     def entries(self, name: str | None, after: int, limit: int) -> list[Entry]:

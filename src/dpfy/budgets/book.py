@@ -324,7 +324,7 @@ class BudgetBook:
         Raises:
             GrantRefused: if all are open.
         """
-        return self._backend.open_tranche(name)
+        return self._backend.open_tranche(name, self.show(name).opened + 1)
 
     def log(self, name: str | None = None, after: int = 0) -> Iterator[Entry]:
         """Yield the entries of one data set, or of all, in order.

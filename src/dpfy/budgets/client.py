@@ -124,9 +124,9 @@ class Service:
         """Free what was kept for a grant that no run has begun under."""
         return GrantState.from_json(self._post(f"/grants/{_quoted(grant)}/withdrawal", {}))
 
-    def open_tranche(self, name: str) -> DatasetState:
-        """Open the next tranche of a data set."""
-        asked = {"opened": self.show(name).opened + 1}
+    def open_tranche(self, name: str, opened: int) -> DatasetState:
+        """Open the next tranche of a data set, so that so many are open."""
+        asked = {"opened": opened}
         return DatasetState.from_json(self._post(f"/datasets/{_quoted(name)}/tranches", asked))
 
     def entries(self, name: str | None, after: int, limit: int) -> list[Entry]:

@@ -13,7 +13,7 @@ from dpfy.budgets.declarations import WHOLE, Declaration
 from dpfy.budgets.records import DatasetRecord, GrantRecord, rolled_back
 from dpfy.budgets.store import Store, Transaction
 from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, State, Terms
-from dpfy.errors import BookError, GrantRefused
+from dpfy.errors import BookError, GrantRefused, InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import Head
@@ -142,7 +142,7 @@ class Database:
             if (done := book.with_key(key)) is not None:
                 if (done.kind, done.grant) != ("activate", grant):
                     raise _used(key)
-                return record.sessions
+                return GrantRecord.from_json(done.body["grant"]).sessions
             bound = book.bound_to(ledger_id, header_hash)
             if bound is not None and bound.grant != grant:
                 raise GrantRefused(
@@ -197,16 +197,17 @@ class Database:
 
     def reopen(self, grant: str, ledger: bytes) -> GrantState:
         """Pay for what a run without a known end may have spent."""
-        found, used = self._used(grant, ledger)
+        found = self._read(grant, ledger)
 
         def change(book: Transaction) -> GrantState:
             entry, record = _grant(book, grant)
             declaration = _declaration(book, record.dataset)
             record.expect(State.ACTIVE)
             _expect_bound(found, record)
-            if found.ended_session == record.sessions:
-                return _told(book, entry)  # its end is known
             head = Head(found.lines, found.head_hash)
+            if found.ended_session == record.sessions or (record.reopened and record.head == head):
+                return _told(book, entry)  # its end is known, or it was paid for
+            used = declaration.charge_finished(found.uses, record.cost)
             reopened = record.repaid(used, head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
@@ -223,13 +224,19 @@ class Database:
         """Free what was kept for a grant that no run has begun under."""
         return self._ended(grant, State.WITHDRAWN, (State.RESERVED,), "")
 
-    def open_tranche(self, name: str) -> DatasetState:
-        """Open the next tranche of a data set."""
+    def open_tranche(self, name: str, opened: int) -> DatasetState:
+        """Open the next tranche of a data set; the same call twice opens one."""
 
         def change(book: Transaction) -> DatasetState:
-            dataset = _dataset(book, name, _declaration(book, name)).opening()
-            body = {"record": dataset.to_json()}
-            book.append("open_tranche", body, actor=self._actor, dataset=name)
+            dataset = _dataset(book, name, _declaration(book, name))
+            if opened not in (dataset.opened, dataset.opened + 1):
+                raise InvalidArgument(
+                    f"Expected opened to be {dataset.opened + 1}, the number of tranches that will "
+                    f"be open, got {opened!r}."
+                )
+            if opened > dataset.opened:
+                body = {"record": dataset.opening().to_json()}
+                book.append("open_tranche", body, actor=self._actor, dataset=name)
             return _shown(book, name)
 
         return self._store.write(change)
@@ -271,9 +278,13 @@ class Database:
 
         return self._store.write(change)
 
+    @staticmethod
+    def _read(grant: str, data: bytes) -> Ledger:
+        return Ledger.from_bytes(data, f"the ledger of grant {grant}")
+
     def _used(self, grant: str, data: bytes) -> tuple[Ledger, Cost]:
         """Read a ledger and compute what it cost, before anybody else has to wait."""
-        found = Ledger.from_bytes(data, f"the ledger of grant {grant}")
+        found = self._read(grant, data)
         record = self._store.read(lambda book: _grant(book, grant)[1])  # its cost never changes
         return found, self._declared(record.dataset).charge(found.uses, record.cost)
 
