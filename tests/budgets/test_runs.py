@@ -135,6 +135,15 @@ def test_addresses_name_a_book_and_a_data_set(wrong):
         split_address(wrong)
 
 
+def test_a_password_is_refused_before_settings_or_reports_keep_it():
+    address = "postgresql+psycopg://me:secret@host/team#admissions-2026"
+    for take in (split_address, lambda text: TrainConfig(budget=text)):
+        with pytest.raises(InvalidArgument, match="without a password") as refused:
+            take(address)
+        assert "secret" not in str(refused.value)
+    assert "budget" not in TrainConfig(budget="sqlite:///team.db#x").hyperparameters()
+
+
 def test_estimators_and_summaries_are_paid_for(tmp_path):
     estimators = pytest.importorskip("dpfy.estimators")
     url = f"sqlite:///{tmp_path / 'tables.db'}"
