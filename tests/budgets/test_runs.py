@@ -120,6 +120,15 @@ def test_a_request_that_was_lost_is_found_again(tmp_path, book, monkeypatch):
     assert Booking(book, DATASET, path, "a test").grant(other).id != first.id
 
 
+def test_a_grant_that_was_withdrawn_is_not_taken_again(tmp_path, book):
+    booking = Booking(book, DATASET, tmp_path / "run.dpl", "a test")
+    book.withdraw(booking.grant(plan_of()))
+    with Ledger.open(booking, header=Header(envelope=plan_of().envelope)) as ledger:
+        ledger.reserve(plan_of().event)
+    states = [each.state for each in book.show(DATASET).grants]
+    assert states == [State.WITHDRAWN, State.ACTIVE]
+
+
 def test_a_ledger_of_another_data_set_is_refused(tmp_path, book):
     book.create("other", unit="record", epsilon=1.0, delta=1e-6)
     booking = book.pay_for(DATASET, tmp_path / "run.dpl", purpose="a test")

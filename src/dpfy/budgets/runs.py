@@ -48,9 +48,11 @@ class Booking:
         """Return the grant that the ledger names, or reserve one for what is planned."""
         header = Ledger.read(self.path).header if self.path.exists() else None
         if header is None:
-            return self.book.reserve(
-                self.dataset, planned, purpose=self.purpose, part=self.part, key=self._key(planned)
-            )
+            found = self._reserve(planned)
+            if not found.show().state.outstanding:  # somebody ended it, or its ledger was removed
+                self._key_file.unlink()
+                found = self._reserve(planned)
+            return found
         if header.grant is None or header.grant.get("dataset") != self.dataset:
             raise InvalidArgument(
                 f"{self.path} was begun without a grant of {self.dataset!r}. Begin a new ledger, "
@@ -66,6 +68,11 @@ class Booking:
             self._key_file.unlink(missing_ok=True)
         except BookError as error:
             _kept(grant, error)
+
+    def _reserve(self, planned: Planned) -> Grant:
+        return self.book.reserve(
+            self.dataset, planned, purpose=self.purpose, part=self.part, key=self._key(planned)
+        )
 
     def _key(self, planned: Planned) -> str:
         """Return a key of the request: that of an earlier one for the same events."""
