@@ -163,6 +163,7 @@ def test_tranches_open_one_by_one_and_never_beyond_the_last(tmp_path):
             while reserve(book):
                 first += 1
         assert book.open_tranche(DATASET).opened == 2
+        assert book._backend.open_tranche(DATASET, 1).opened == 2  # sent again: one is open
         second = 0
         with pytest.raises(BudgetExhausted, match="of epsilon=8"):
             while reserve(book):

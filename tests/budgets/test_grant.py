@@ -3,16 +3,27 @@ import signal
 import threading
 
 import pytest
-from books import DATASET, STEPS, copied, cut_short, opened, plan_of, take
+from books import DATASET, STEPS, copied, cut_short, kill, opened, plan_of, take
 
 from dpfy.budgets import State
 from dpfy.budgets.grant import Grant, GrantGuard, Spent, _Anchors
-from dpfy.errors import BookUnavailable, BudgetExhausted, GrantRefused
+from dpfy.errors import BookUnavailable, BudgetExhausted, GrantRefused, LedgerMismatch
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import Poisson, Repeated, Sampled, SumQuery
 from dpfy.ledger.guard import Unguarded
 from dpfy.ledger.journal import Head
 from dpfy.plans import dpftrl
+
+
+def stream_of(**options):
+    return dpftrl(
+        records=60, batch_size=20, noise_multiplier=3.0, strategy="banded", bands=2, **options
+    )
+
+
+def zeros(book):
+    book.create("zero", unit="record", relation="zero_out", epsilon=8.0, delta=1e-6)
+    return book
 
 
 def test_a_run_goes_on_where_it_ended(book, grant, tmp_path):
@@ -75,6 +86,58 @@ def test_going_on_after_a_kill_costs_what_the_ledger_does_not_show(book, grant, 
     unit = grant.terms.cost[3] // STEPS
     assert record["charged"][3] == together * unit
     assert book.show(DATASET).spent > before
+
+
+def test_rows_that_an_older_copy_takes_again_are_paid_for_again(book, tmp_path):
+    """A stream of one epoch costs with its first row what it costs in all."""
+    plan = stream_of(epochs=1)
+    grant = zeros(book).reserve("zero", plan, purpose="a stream")
+    path = tmp_path / "run.dpl"
+    ledger = opened(grant, path, plan)
+    take(ledger, 2, plan)
+    old = copied(tmp_path, "old")
+    take(ledger, plan.steps - 2, plan)
+    kill(ledger)
+    book.reopen(grant, old / "run.dpl")
+    with opened(grant, old / "run.dpl", plan) as ledger:
+        take(ledger, plan.steps - 2, plan)
+    record = book._backend._store.read(lambda view: view.last_of_grant(grant.id)).body["grant"]
+    assert record["state"] == State.SETTLED
+    limited = [0, *(1 + grant.terms.orders.index(order) for order in grant.terms.limits)]
+    assert all(record["charged"][at] >= 2 * grant.terms.cost[at] for at in limited)
+
+
+def test_rows_with_samples_of_their_own_cannot_be_taken_again(book, tmp_path):
+    plan = stream_of(epochs=2, sampling="cyclic_poisson")
+    grant = zeros(book).reserve("zero", plan, purpose="a stream")
+    path = tmp_path / "run.dpl"
+    cut_short(grant, path, 2, plan)
+    with pytest.raises(GrantRefused, match="does not add up"):
+        book.reopen(grant, path)
+    assert book.forfeit(grant, "lost").state is State.FORFEITED
+
+
+def test_a_stream_that_was_stopped_goes_on(book, tmp_path):
+    """Its first row pays for all, and the others are still to come."""
+    plan = stream_of(epochs=1)
+    grant = zeros(book).reserve("zero", plan, purpose="a stream")
+    path = tmp_path / "run.dpl"
+    with opened(grant, path, plan) as ledger:
+        take(ledger, 2, plan)
+    assert grant.show().state is State.ACTIVE
+    with opened(grant, path, plan) as ledger:
+        take(ledger, plan.steps - 2, plan)
+    assert grant.show().state is State.SETTLED
+
+
+def test_a_ledger_that_names_another_grant_or_none_is_refused(book, grant, tmp_path):
+    """Its steps would be paid for by one book, and it could be written to without asking it."""
+    path = tmp_path / "run.dpl"
+    with Ledger.open(path) as ledger:
+        ledger.reserve(plan_of().event)
+    with pytest.raises(LedgerMismatch, match="with no grant, and is opened with grant"):
+        Ledger.open(path, grant=grant)
+    assert grant.show().state is State.RESERVED
 
 
 def test_a_reopened_grant_lets_one_run_begin(grant, book, tmp_path):
@@ -182,11 +245,8 @@ def test_the_guard_admits_what_was_granted_and_hands_back(grant):
 
 
 def test_rows_of_a_stream_are_paid_for_together(book, tmp_path):
-    plan = dpftrl(
-        records=60, batch_size=20, epochs=2, noise_multiplier=3.0, strategy="banded", bands=2
-    )
-    book.create("zero", unit="record", relation="zero_out", epsilon=8.0, delta=1e-6)
-    grant = book.reserve("zero", plan, purpose="a stream")
+    plan = stream_of(epochs=2)
+    grant = zeros(book).reserve("zero", plan, purpose="a stream")
     path = tmp_path / "run.dpl"
     with opened(grant, path, plan) as ledger:
         take(ledger, plan.steps - 1, plan)

@@ -120,6 +120,15 @@ def test_a_request_that_was_lost_is_found_again(tmp_path, book, monkeypatch):
     assert Booking(book, DATASET, path, "a test").grant(other).id != first.id
 
 
+def test_a_grant_that_was_withdrawn_is_not_taken_again(tmp_path, book):
+    booking = Booking(book, DATASET, tmp_path / "run.dpl", "a test")
+    book.withdraw(booking.grant(plan_of()))
+    with Ledger.open(booking, header=Header(envelope=plan_of().envelope)) as ledger:
+        ledger.reserve(plan_of().event)
+    states = [each.state for each in book.show(DATASET).grants]
+    assert states == [State.WITHDRAWN, State.ACTIVE]
+
+
 def test_a_ledger_of_another_data_set_is_refused(tmp_path, book):
     book.create("other", unit="record", epsilon=1.0, delta=1e-6)
     booking = book.pay_for(DATASET, tmp_path / "run.dpl", purpose="a test")
@@ -133,6 +142,15 @@ def test_a_ledger_of_another_data_set_is_refused(tmp_path, book):
 def test_addresses_name_a_book_and_a_data_set(wrong):
     with pytest.raises(InvalidArgument, match="book and a data set"):
         split_address(wrong)
+
+
+def test_a_password_is_refused_before_settings_or_reports_keep_it():
+    address = "postgresql+psycopg://me:secret@host/team#admissions-2026"
+    for take in (split_address, lambda text: TrainConfig(budget=text)):
+        with pytest.raises(InvalidArgument, match="without a password") as refused:
+            take(address)
+        assert "secret" not in str(refused.value)
+    assert "budget" not in TrainConfig(budget="sqlite:///team.db#x").hyperparameters()
 
 
 def test_estimators_and_summaries_are_paid_for(tmp_path):

@@ -41,7 +41,8 @@ def cut_short(grant, path, steps, plan=None):
 
 def kill(ledger):
     """Close the file without an end on record, and without a word to the book."""
-    ledger._grant._anchors.close()
+    if ledger._grant._anchors is not None:  # a settled ledger lets no run begin
+        ledger._grant._anchors.close()
     ledger._store.close()
 
 

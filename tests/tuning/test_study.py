@@ -12,6 +12,7 @@ from torch import nn
 
 import dpfy.tuning.search as searching
 from dpfy import TrainConfig
+from dpfy.budgets.runs import without_password
 from dpfy.errors import CheckpointError, InvalidArgument
 from dpfy.tuning import (
     Choice,
@@ -22,7 +23,6 @@ from dpfy.tuning import (
     share_tuning,
     work_on_tuning,
 )
-from dpfy.tuning.proposals import without_password
 from dpfy.tuning.study import StudyFolder
 from dpfy.tuning.trial import Outcome
 

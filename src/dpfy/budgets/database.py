@@ -13,7 +13,7 @@ from dpfy.budgets.declarations import WHOLE, Declaration
 from dpfy.budgets.records import DatasetRecord, GrantRecord, rolled_back
 from dpfy.budgets.store import Store, Transaction
 from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, State, Terms
-from dpfy.errors import BookError, GrantRefused
+from dpfy.errors import BookError, GrantRefused, InvalidArgument
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import Head
@@ -142,7 +142,7 @@ class Database:
             if (done := book.with_key(key)) is not None:
                 if (done.kind, done.grant) != ("activate", grant):
                     raise _used(key)
-                return record.sessions
+                return GrantRecord.from_json(done.body["grant"]).sessions
             bound = book.bound_to(ledger_id, header_hash)
             if bound is not None and bound.grant != grant:
                 raise GrantRefused(
@@ -197,7 +197,7 @@ class Database:
 
     def reopen(self, grant: str, ledger: bytes) -> GrantState:
         """Pay for what a run without a known end may have spent."""
-        found, used = self._used(grant, ledger)
+        found = self._read(grant, ledger)
 
         def change(book: Transaction) -> GrantState:
             entry, record = _grant(book, grant)
@@ -205,8 +205,9 @@ class Database:
             record.expect(State.ACTIVE)
             _expect_bound(found, record)
             head = Head(found.lines, found.head_hash)
-            if found.ended_session == record.sessions or (record.reopened and head == record.head):
+            if found.ended_session == record.sessions or (record.reopened and record.head == head):
                 return _told(book, entry)  # its end is known, or it was paid for
+            used = declaration.charge_finished(found.uses, record.cost)
             reopened = record.repaid(used, head)
             more = plus(reopened.lost, record.lost, -1)
             dataset = _dataset(book, record.dataset, declaration).keeping(record.account, more)
@@ -276,9 +277,13 @@ class Database:
 
         return self._store.write(change)
 
+    @staticmethod
+    def _read(grant: str, data: bytes) -> Ledger:
+        return Ledger.from_bytes(data, f"the ledger of grant {grant}")
+
     def _used(self, grant: str, data: bytes) -> tuple[Ledger, Cost]:
         """Read a ledger and compute what it cost, before anybody else has to wait."""
-        found = Ledger.from_bytes(data, f"the ledger of grant {grant}")
+        found = self._read(grant, data)
         record = self._store.read(lambda book: _grant(book, grant)[1])  # its cost never changes
         return found, self._declared(record.dataset).charge(found.uses, record.cost)
 

@@ -3,6 +3,7 @@
 Tests: tests/budgets/test_book.py.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -11,8 +12,9 @@ from dpfy import _validate
 from dpfy.accounting.filters import RenyiFilter
 from dpfy.budgets import costs
 from dpfy.budgets.costs import Cost
-from dpfy.errors import InvalidArgument
-from dpfy.ledger.events import Envelope
+from dpfy.errors import GrantRefused, InvalidArgument
+from dpfy.ledger.events import Envelope, Event
+from dpfy.ledger.streams import Row, SampledStream
 from dpfy.types import Relation, Unit
 
 WHOLE = ""  # the account of grants that read all parts
@@ -149,6 +151,26 @@ class Declaration:
             for at, (part, most) in enumerate(zip(self.cost(uses), granted, strict=True))
         )
 
+    def charge_finished(self, uses: Envelope, granted: Cost) -> Cost:
+        """Return what a ledger shows that no run can release once more, if its end is not known.
+
+        The rows that are left of a stream were paid for with the first one. A run that was lost and
+        one that goes on from an older copy both take them, with other noise: each of the two costs
+        the stream.
+
+        Raises:
+            GrantRefused: if rows of a sampled stream are left: both runs have the samples of the
+                rows before in common, so that their costs do not add up.
+        """
+        left = {row for row, times in _rows(uses).items() if times < (row.at_most or 0)}
+        if any(isinstance(row, Row) and isinstance(row.stream, SampledStream) for row in left):
+            raise GrantRefused(
+                "A run without a known end cannot be paid for while rows of a stream with cyclic "
+                "Poisson sampling are left: what two runs draw after the same rows does not add "
+                "up. Forfeit the grant, and reserve another one for a new ledger."
+            )
+        return self.charge(tuple(run for run in uses if run.event not in left), granted)
+
     def admits(self, total: Cost, opened: int) -> bool:
         """Tell whether a total is within the open tranches, and within all."""
         return all(
@@ -187,6 +209,15 @@ class Declaration:
                 "filters": tuple(map(RenyiFilter.from_json, value["filters"])),
             }
         )
+
+
+def _rows(uses: Envelope) -> Counter[Event]:
+    """Return how many rows of each stream there are."""
+    found: Counter[Event] = Counter()
+    for run in uses:
+        if run.event.at_most is not None:
+            found[run.event] += run.times
+    return found
 
 
 def name(label: str, value: object) -> str:

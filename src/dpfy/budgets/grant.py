@@ -176,7 +176,9 @@ class Spent:
 
     @property
     def all(self) -> bool:
-        """Whether nothing is left."""
+        """Whether nothing is left; rows of a stream are, though the first one paid for all."""
+        if any(self._counts[row] < times for row, times in self._streams.items()):
+            return self._void
         return self._void or any(
             self._total[at] >= self._terms.cost[at] > 0 for at in self._limited
         )

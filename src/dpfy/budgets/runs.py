@@ -5,6 +5,7 @@ Tests: tests/budgets/test_runs.py.
 
 import hashlib
 import json
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -47,9 +48,11 @@ class Booking:
         """Return the grant that the ledger names, or reserve one for what is planned."""
         header = Ledger.read(self.path).header if self.path.exists() else None
         if header is None:
-            return self.book.reserve(
-                self.dataset, planned, purpose=self.purpose, part=self.part, key=self._key(planned)
-            )
+            found = self._reserve(planned)
+            if not found.show().state.outstanding:  # somebody ended it, or its ledger was removed
+                self._key_file.unlink()
+                found = self._reserve(planned)
+            return found
         if header.grant is None or header.grant.get("dataset") != self.dataset:
             raise InvalidArgument(
                 f"{self.path} was begun without a grant of {self.dataset!r}. Begin a new ledger, "
@@ -65,6 +68,11 @@ class Booking:
             self._key_file.unlink(missing_ok=True)
         except BookError as error:
             _kept(grant, error)
+
+    def _reserve(self, planned: Planned) -> Grant:
+        return self.book.reserve(
+            self.dataset, planned, purpose=self.purpose, part=self.part, key=self._key(planned)
+        )
 
     def _key(self, planned: Planned) -> str:
         """Return a key of the request: that of an earlier one for the same events."""
@@ -93,7 +101,7 @@ class BookedRun:
     Raises:
         BudgetExhausted: if the data set has no room for the run; nothing was read.
         BookError: if the book refuses it.
-        InvalidArgument: if the address names no data set.
+        InvalidArgument: if the address names no data set, or holds a password.
     """
 
     def __init__(self, address: str, planned: Planned, ledger: Path, purpose: str) -> None:
@@ -140,9 +148,19 @@ def split_address(address: str) -> tuple[str, str]:
     if not (url and mark and dataset):
         raise InvalidArgument(
             f"Expected the address of a book and a data set, such as "
-            f"sqlite:///team.db#admissions-2026, got {address!r}."
+            f"sqlite:///team.db#admissions-2026, got {without_password(address)!r}."
+        )
+    if without_password(url) != url:
+        raise InvalidArgument(
+            f"Expected an address without a password, got {without_password(address)!r}: settings "
+            "and reports show it. Keep the password of a PostgreSQL in PGPASSWORD or ~/.pgpass."
         )
     return url, dataset
+
+
+def without_password(address: str) -> str:
+    """Return the address of a database without the password that it may have."""
+    return re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", address)
 
 
 def told(grant: Grant) -> dict[str, Any]:

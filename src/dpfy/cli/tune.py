@@ -202,7 +202,7 @@ def tune(
     }
     _check_alone(context)
     from dpfy import tuning  # torch is loaded only when it is needed
-    from dpfy.tuning.proposals import without_password
+    from dpfy.budgets.runs import without_password
 
     if work is not None:
         with _progress(console, counted=True) as tell:
@@ -251,7 +251,7 @@ def _check_alone(context: typer.Context) -> None:
 
 def _begin(declared: "TuneConfig", share: bool, as_json: bool, console: "Console") -> None:
     from dpfy import tuning
-    from dpfy.tuning.proposals import without_password
+    from dpfy.budgets.runs import without_password
 
     if share:
         folder = without_password(str(tuning.share_tuning(declared)))

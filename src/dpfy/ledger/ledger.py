@@ -541,9 +541,16 @@ class Ledger:
         Where it is not known yet what the ledger is for, the grant is taken when it is registered.
         """
         self._grant, self._booking = grant, booking
-        if self.header is None or grant is not None:
+        if self.header is None:
             return
-        if booking is not None:
+        if grant is not None:
+            if grant.declared(None).grant != self.header.grant:
+                raise LedgerMismatch(
+                    f"{self._store.name} was begun with another grant: with "
+                    f"{facts_of(self.header.grant)}, and is opened with "
+                    f"{facts_of(grant.declared(None).grant)}. Begin a new ledger."
+                )
+        elif booking is not None:
             self._grant = booking.grant(self.header)
         elif self.header.grant is not None:
             raise LedgerMismatch(

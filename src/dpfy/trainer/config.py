@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dpfy import _validate
+from dpfy.budgets.runs import split_address
 from dpfy.errors import InvalidArgument
 from dpfy.mechanisms.controllers import named_schedule
 from dpfy.run.strict import strict_engine
@@ -388,6 +389,8 @@ class TrainConfig:
             object.__setattr__(self, "log", listed or None)
         for item in fields(self):
             check_type(item.name, getattr(self, item.name), item.type)
+        if self.budget is not None:
+            split_address(self.budget)
         _validate.epsilon(self.epsilon)
         if isinstance(self.delta, str) and self.delta != "auto":
             raise InvalidArgument(
@@ -545,11 +548,12 @@ class TrainConfig:
     def hyperparameters(self) -> dict[str, Any]:
         """Return all settings that are not None as one flat mapping, for reports.
 
-        The folder of the data sets and the trackers are left out: they say nothing about the run.
+        The folder of the data sets, the trackers and the address of the budget book are left out:
+        they say nothing about the run.
         """
         values = self.to_mapping()
         table = values.pop("importance")
-        for name in ("data_dir", "log"):
+        for name in ("data_dir", "log", "budget"):
             values.pop(name, None)
         if self.budgets is not None:
             values.pop("epsilon")  # each group has its own

@@ -4,12 +4,12 @@ Tests: tests/tuning/test_search.py.
 """
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from dpfy._extras import require
+from dpfy.budgets.runs import without_password
 from dpfy.errors import InvalidArgument
 from dpfy.noise.random_stream import SecureStream
 from dpfy.tuning.space import Choice, Scalar, Space, Uniform
@@ -128,11 +128,6 @@ def usable_storage(storage: str) -> Iterator[None]:
             "Expected the address of a database, such as 'sqlite:///study.db', and of a study that "
             "it has."
         ) from None
-
-
-def without_password(address: str) -> str:
-    """Return the address of a database without the password that it may have."""
-    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", address)
 
 
 def optuna_package() -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from dpfy._version import __version__
 from dpfy.accounting import EnvelopeGuard, calibrate_envelope
-from dpfy.budgets.runs import BookedRun
+from dpfy.budgets.runs import BookedRun, without_password
 from dpfy.errors import InvalidArgument, LedgerMismatch, TrainingInterrupted
 from dpfy.ledger import Header, Ledger
 from dpfy.ledger.composite_events import Composed
@@ -26,7 +26,7 @@ from dpfy.plans import Plan
 from dpfy.run.ranks import Ranks
 from dpfy.tuning.config import TuneConfig
 from dpfy.tuning.folder import Folder, TuningResult
-from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage, without_password
+from dpfy.tuning.proposals import AtRandom, Bayesian, Proposals, check_storage
 from dpfy.tuning.silence import alike, silence
 from dpfy.tuning.study import StudyFolder
 from dpfy.tuning.trial import Objects, Outcome, Trial, try_settings
