@@ -8,21 +8,18 @@ release is sensitive: it is never logged, printed, saved or put into an exceptio
 
 from functools import partial
 
-import torch
-
 from dpfy.gradients import Engine
 from dpfy.gradients.base import BoundedSums, LossFn
 from dpfy.ledger.events import Event
 from dpfy.mechanisms.clipping import Clipping
 from dpfy.mechanisms.controllers import StepConfig
-from dpfy.mechanisms.gaussian_sum import GaussianSum
 from dpfy.records.records import LoadedChunk, visit, visit_loaded
 from dpfy.run.context import StepContext
 from dpfy.run.draws import shares_of
-from dpfy.run.lock_step import add_in_lock_step, add_noise_to_rows
+from dpfy.run.lock_step import add_in_lock_step
 from dpfy.run.microbatches import clipped_mean
+from dpfy.run.noising import add_noise, begin_noise
 from dpfy.run.partition import BatchPartition
-from dpfy.run.release_layout import ReleaseLayout
 from dpfy.run.released import Batch, Released
 from dpfy.run.sampling_strategy import Sample
 from dpfy.run.sum_accumulator import SumAccumulator
@@ -42,7 +39,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
     expected = None
     if (last := context.engines.current) is not None:  # most steps have the engine of the last one
         expected = mechanism_for(context, last, step, config, layout)
-        _begin_noise(context, expected, layout)
+        begin_noise(context, expected, layout)
 
     sample = Sample.from_first(
         context.ranks,
@@ -57,7 +54,7 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
             partition = partition_for(context, engine, step, config, context.ranks.size)
             mechanism = mechanism_for(context, engine, step, config, layout)
             if mechanism != expected:
-                _begin_noise(context, mechanism, layout)
+                begin_noise(context, mechanism, layout)
             context.draws.begin(context, engine, sample, step, config, partition)
             clipping = layout.clipping(mechanism.grid)
             if context.division is not None:
@@ -72,7 +69,6 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
                     _add_bounded(
                         context, loss_fn, engine, sample, partition, clipping, config, sums
                     )
-        add_noise = _add_noise if context.division is None else add_noise_to_rows
         outputs, spread = add_noise(context, layout, sums, mechanism, len(sample))
 
     noise_multiplier = noise_multiplier_of(context, step, config)
@@ -82,19 +78,6 @@ def take_step(context: StepContext, loss_fn: LossFn, batch: Batch) -> Released:
         released = context.division.as_parameters(released, context.trained())
     context.controllers.observe(released)
     return released
-
-
-def _begin_noise(context: StepContext, mechanism: GaussianSum, layout: ReleaseLayout) -> None:
-    """Begin to draw the noise of a mechanism, in the place of any other: for this step or never.
-
-    It follows from public numbers and no record, so that it is drawn while the ledger waits for
-    the disk, too, and while the engine works.
-    """
-    with context.ranks.together():
-        if context.division is not None:
-            context.division.begin_noise(context, mechanism, layout)
-        elif context.ranks.first:
-            context.noise.prefetch(layout.size, mechanism.stddev, mechanism.grid)
 
 
 def _reserve_and_draw(context: StepContext, event: Event, step: int, config: StepConfig) -> Sample:
@@ -137,27 +120,3 @@ def _add_bounded(
     sums.several = partition.count > 1
     for parts in shares:
         visit_loaded(records, parts, bounded, sums.add_chunk)
-
-
-def _add_noise(
-    context: StepContext,
-    layout: ReleaseLayout,
-    sums: SumAccumulator,
-    mechanism: GaussianSum,
-    records: int,
-) -> tuple[list[torch.Tensor], float]:
-    """Return the sums of all ranks with rank 0's noise, and its spread, on every rank."""
-    divisor, ranks = context.plan.divisor, context.ranks
-    if ranks.size > 1:
-        ranks.sum_to_first(sums.vector)
-    outputs = layout.outputs(sums.tensors)
-    with ranks.together():
-        if ranks.first:
-            if layout.completes:
-                layout.complete(sums.vector, records, divisor)
-            factors = layout.factors(divisor)
-            mechanism.release_pieces(sums.tensors, factors, outputs, context.noise)
-        else:
-            sums.zero()
-    ranks.share([*outputs, spread := torch.tensor(context.noise.spread, dtype=torch.double)])
-    return outputs, float(spread)
