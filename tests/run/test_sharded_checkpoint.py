@@ -2,6 +2,7 @@
 leaves the one before it."""
 
 import os
+import shutil
 import signal
 import time
 
@@ -111,6 +112,20 @@ def test_one_process_goes_on_to_the_bit(pair):
     }
     for name, each in model.state_dict().items():
         assert torch.equal(whole[name], each)
+
+
+def test_the_last_save_counts_whether_the_model_was_sharded_or_whole(pair, tmp_path):
+    shutil.copytree(pair.folder, tmp_path / "copy")
+    folder = tmp_path / "copy" / "point"
+    model, optimizer = made(2, sharded=False)
+    with dpfy.resume(folder, model, optimizer, TensorDataset(DATA)) as run:
+        step(run, model, optimizer)
+        run.save(folder)
+        kept, taken = state(model, optimizer), run.steps_taken
+    model, optimizer = made(3, sharded=False)
+    with dpfy.resume(folder, model, optimizer, TensorDataset(DATA)) as run:
+        assert state(model, optimizer) == kept and run.steps_taken == taken
+    assert [each.name for each in folder.iterdir()] == ["checkpoint.safetensors"]
 
 
 def test_files_are_those_that_the_index_names_and_no_pickle(pair):

@@ -194,7 +194,7 @@ def test_parameters_in_half_precision_give_nearly_the_same_sums(group):
 # Records that raise
 
 
-DEPTHS = ("before", "block", "loss", "backward")
+DEPTHS = ("before", "block", "loss", "backward", "nowhere, but infinite")
 
 
 class _RaisesOnTheWayBack(torch.autograd.Function):
@@ -230,6 +230,8 @@ def raising_at(depth):
                 handle.remove()
         if odd and depth == "loss":
             raise ValueError(depth)
+        if depth == "nowhere, but infinite":
+            return losses * torch.where((tokens == RAISES).any(1), torch.inf, 1.0)
         return _RaisesOnTheWayBack.apply(losses) if odd and depth == "backward" else losses
 
     return loss

@@ -21,7 +21,7 @@ from dpfy.run.position import go_on, ledger_at, ledger_path, position_of
 from dpfy.run.privatize import as_optimizers, privatize
 from dpfy.run.ranks import Ranks
 from dpfy.run.run import Run
-from dpfy.run.sharded_checkpoint import INDEX, read_shards, save_shards
+from dpfy.run.sharded_checkpoint import INDEX, read_shards, remove_shards, save_shards
 from dpfy.run.state_file import read_state, write_state
 
 FILE = "checkpoint.safetensors"
@@ -31,10 +31,14 @@ def save(run: Observed, directory: str | Path, extra: Mapping[str, Any] | None =
     """Write the run's public state to a folder; see :meth:`dpfy.Run.save`."""
     folder, ranks, division = Path(directory), run.context.ranks, run.context.division
     if division is not None:
-        return save_shards(ranks, division, folder, lambda: _saved(run, folder, extra or {}))
+        index = save_shards(ranks, division, folder, lambda: _saved(run, folder, extra or {}))
+        if ranks.first:
+            (folder / FILE).unlink(missing_ok=True)  # of a run before, in which the model was whole
+        return index
     if ranks.first:
         folder.mkdir(parents=True, exist_ok=True)
         write_state(folder / FILE, _saved(run, folder, extra or {}))
+        remove_shards(folder)
     return folder / FILE
 
 

@@ -88,6 +88,14 @@ def read_shards(folder: Path, model: nn.Module, ledger: str | Path | None = None
         return dict(_with_rows(state, _Reader(folder, index, model)))
 
 
+def remove_shards(folder: Path) -> None:
+    """Remove a sharded checkpoint, the index first, once another kind has taken its place."""
+    if (folder / INDEX).exists():
+        (folder / INDEX).unlink()
+        for file in _files(folder):
+            file.unlink(missing_ok=True)
+
+
 def _index(folder: Path) -> dict[str, Any]:
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -109,10 +117,15 @@ def _place(shards: Shards) -> int:
 
 def _remove_others(folder: Path, token: str) -> None:
     """Remove the files of saves before, which no index names any more."""
-    for pattern in ("rows-*.safetensors*", "whole-*.safetensors*"):
-        for file in folder.glob(pattern):
-            if f"-{token}" not in file.name:
-                file.unlink(missing_ok=True)
+    for file in _files(folder):
+        if f"-{token}" not in file.name:
+            file.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of all saves in a folder, but the index."""
+    patterns = ("rows-*.safetensors*", "whole-*.safetensors*")
+    return [file for pattern in patterns for file in folder.glob(pattern)]
 
 
 def _without_rows(value: Any, name: str, rows: dict[str, torch.Tensor]) -> Any:

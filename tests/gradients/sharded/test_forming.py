@@ -54,3 +54,18 @@ def test_rows_are_those_of_the_whole_sum(kind, at_once):
     torch.testing.assert_close(
         torch.cat([each.double() for each in found]), expected, rtol=0, atol=1e-5
     )
+
+
+def test_a_tied_table_of_one_step_stays_within_its_norm():
+    # The norm of both uses is charged for a sum in float64: that of a product in float32 is larger
+    # by its rounding, which nothing covers.
+    owned = Owned(nn.Parameter(torch.empty(ROWS, WIDTH)), ROWS, 3, 1)
+    inputs = torch.ones(1, 1, WIDTH)
+    for number in range(1, 30):
+        outputs = torch.zeros(1, 1, ROWS)
+        outputs[0, 0, 7] = number / 7
+        table = EmbeddingRows(torch.tensor([[3]]), torch.zeros(1, 1, WIDTH), ROWS)
+        part = TiedEmbedding(table, OuterProduct(inputs, outputs))
+        weights = Weights(part.norms().squared.rsqrt())
+        found = ParameterSum([(None, part)], weights, owned, Workspace()).rows(0, 100)
+        assert 0.999 < float(found.double().norm()) <= 1 + 1e-12

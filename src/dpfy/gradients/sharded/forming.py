@@ -120,7 +120,9 @@ def _add_rows(
     """Add some rows of the sum of a contribution to a float64 total."""
     if isinstance(part, TiedEmbedding):
         _add_rows(part.rows, weights, first, last, total)
-        part = part.outer
+        # also of a single step in the precision that the norm of both was charged for
+        part.outer.between(first, last).add_steps(weights.exact, total)
+        return
     if isinstance(part, EmbeddingRows):
         rows, owners, tokens, _ = part.distinct
         chosen = ((tokens >= first) & (tokens < last)).nonzero().flatten()
