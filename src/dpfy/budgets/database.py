@@ -13,7 +13,7 @@ from dpfy.budgets.declarations import WHOLE, Declaration
 from dpfy.budgets.records import DatasetRecord, GrantRecord, rolled_back
 from dpfy.budgets.store import Store, Transaction
 from dpfy.budgets.values import DatasetState, Entry, GrantState, Request, State, Terms
-from dpfy.errors import BookError, GrantRefused, InvalidArgument
+from dpfy.errors import BookError, GrantRefused
 from dpfy.ledger import Ledger
 from dpfy.ledger.events import canonical_json
 from dpfy.ledger.journal import Head
