@@ -17,6 +17,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [
     "accelerate",
+    "flwr",
     "lightning",
     "transformers",
 ]  # the documentation needs none of them

@@ -21,7 +21,7 @@ _PANELS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
         "Files and output": ("name", "out", "as_json"),
     },
     ("audit",): {
-        "What is audited": (*_SETTINGS, "epsilon", "public"),
+        "What is audited": (*_SETTINGS, "epsilon", "public", "budget"),
         "Attack": ("canaries", "kind", "attack", "guesses", "confidence"),
         "Self-test": ("self_test", "quick"),
         "Files and output": ("out", "as_json"),

@@ -322,8 +322,8 @@ class TrainConfig:
     )
     shard: str = option(
         "none",
-        "auto to divide the parameters among the processes that torchrun starts, each child of the "
-        "longest list of layers apart; none for the whole model in every process.",
+        "Way to divide parameters among the processes of torchrun: auto (each child of the longest "
+        "list of layers apart) or none (the whole model in every process).",
         example="auto",
     )
     device: str | None = option(

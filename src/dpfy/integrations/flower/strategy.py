@@ -138,7 +138,7 @@ class PrivateFedAvg(Strategy):
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    ) -> "tuple[ArrayRecord | None, MetricRecord | None]":
         """Add what nodes replied, release the round, and return the new model.
 
         Args:
@@ -178,7 +178,7 @@ class PrivateFedAvg(Strategy):
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
+    ) -> "MetricRecord | None":
         """Return nothing, since no node was asked.
 
         Args:
