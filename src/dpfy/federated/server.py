@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpfy._process import this_process
-from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument, LedgerError
+from dpfy._process import Opener
+from dpfy.errors import BatchAlreadyReleased, DivergenceError, InvalidArgument
 from dpfy.federated.cohort import Cohort
 from dpfy.federated.contribution import Local, Terms
 from dpfy.ledger import Ledger
@@ -117,7 +117,7 @@ class Server(Observed):
         self, context: RoundContext, optimizers: tuple[torch.optim.Optimizer, ...]
     ) -> None:
         super().__init__(context, optimizers)
-        self._process = this_process()
+        self._opener = Opener()
         self._open: Cohort | None = None
         self._tensors = [*context.model.parameters(), *context.model.buffers()]
         self._released = [each.detach().clone() for each in self._tensors]
@@ -293,8 +293,8 @@ class Server(Observed):
         """Refuse a closed server, and one that a fork has copied: two would release one round."""
         if self._closed:
             raise InvalidArgument("This server is closed. Open another with dpfy.federate.")
-        if self._process != this_process():
-            raise LedgerError(
-                "This server was made in another process, which may release the same round with "
-                "other noise. Go on there, or call dpfy.federated.resume here once it has ended."
-            )
+        self._opener.require(
+            "This server",
+            "release the same round with other noise",
+            "Go on there, or call dpfy.federated.resume here once it has ended.",
+        )
