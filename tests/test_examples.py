@@ -54,7 +54,7 @@ SAYS = {
 PROGRAMS = {
     # Five runs had 81 to 92 % right, with a standard deviation of 4 %.
     "pate": r"16 labels, epsilon (2\.99\d|3\.000) at delta 1e-5, public accuracy [5-9]\d\.\d%",
-    # Three epochs in nine rounds; five runs had 75 to 85 % right, labels at random have 10 %.
+    # Nine rounds; three runs had 78 to 83 % right, and labels at random have 10 %.
     "federated": r"9 rounds, epsilon (2\.99\d|3\.000) at delta 1e-5, public accuracy [5-9]\d\.\d%",
     # Four runs had 81.7 to 83.3 % of public digits right by what they learnt of generated ones.
     "private_gan": r"337 steps, epsilon (2\.99\d|3\.000) .*, public accuracy [5-9]\d\.\d%",
