@@ -1,11 +1,12 @@
 """DP-FedSGD for the next character of Shakespeare's plays, where a client is one role of one play.
 
 ``python -m experiments.federated`` trains a recurrent network on the roles that have at least 1,000
-characters, twice at ε = 8 and twice without clipping and noise, side by side in everything else. It
-keeps the accuracy on held-out text in ``results/federated.json``, goes on where it was interrupted,
-and prints the last accuracies. What is held out are the last lines of the same roles; rates and the
-clip bound were chosen on it, in short runs."""
+characters, twice at ε = 8 and twice without clipping and noise, side by side in everything else,
+for few rounds and for many. It keeps the accuracy on held-out text in ``results/federated.json``,
+goes on where it was interrupted, and prints the last accuracies. What is held out are the last
+lines of the same roles; rates and the clip bound were chosen on it, in short runs."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from dpfy.federated import Cohort, Server, federate, resume
 RESULTS = Path(__file__).parent / "results" / "federated.json"
 STATE = Path(__file__).parent / "state" / "federated"
 SEEDS = (0, 1)
+ROUNDS = (40, 150)
 _FEWEST = 1000  # characters of a role that takes part, training and held-out text together
 _HELD_OUT = 1500  # windows of held-out text, evenly over the roles
 _PADDING = 0
@@ -44,7 +46,7 @@ class Setting:
 
     epsilon: float | None
     seed: int = 0
-    rounds: int = 150
+    rounds: int = 40
     cohort: int = 160  # expected, of 640
     windows: int = 16  # of each client and round, with 80 characters each
     clip: float = 0.15
@@ -185,7 +187,8 @@ def _rounds(server: Server) -> Iterator[Cohort]:
 
 def label(setting: Setting) -> str:
     """Return the name of a curve."""
-    return "no privacy" if setting.epsilon is None else f"ε {setting.epsilon:g}"
+    budget = "no privacy" if setting.epsilon is None else f"ε {setting.epsilon:g}"
+    return f"{budget}, {setting.rounds} rounds"
 
 
 def read() -> dict[str, Any]:
@@ -201,14 +204,15 @@ def main(
         Path | None, typer.Option(help="Has the folder shakespeare; default: DPFY_DATA.")
     ] = None,
     only: Annotated[
-        str, typer.Option(help="One curve, such as 8.0-0 or plain-1; default: all of them.")
+        str, typer.Option(help="One curve, such as 8.0-0-40 or plain-1-150; default: all.")
     ] = "",
 ) -> None:
     """Train the curves that have no result yet, and keep each as it is done."""
     torch.set_num_threads(1)
     roles = Roles(shakespeare(data_dir))
-    for setting in (Setting(epsilon, seed) for seed in SEEDS for epsilon in (8.0, None)):
-        name = f"{setting.epsilon or 'plain'}-{setting.seed}"
+    places = itertools.product(ROUNDS, SEEDS, (8.0, None))
+    for setting in (Setting(epsilon, seed, rounds) for rounds, seed, epsilon in places):
+        name = f"{setting.epsilon or 'plain'}-{setting.seed}-{setting.rounds}"
         known = any(curve["setting"] == asdict(setting) for curve in read()["curves"])
         if only in ("", name) and not known:
             curve = trained(setting, roles, STATE / name)

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import matplotlib
 
-from experiments.federated import Setting, label, read
+from experiments.federated import ROUNDS, Setting, label, read
 
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 
 STATIC = Path(__file__).parents[1] / "_static"
+STYLES = {ROUNDS[0]: "-", ROUNDS[1]: "--"}
 COLOURS = {8.0: "#0072b2", None: "#009e73"}
 
 
@@ -20,10 +21,10 @@ def main() -> None:
     for curve in found["curves"]:
         setting = Setting(**curve["setting"])
         rounds, accuracies = zip(*curve["curve"][1:], strict=True)
-        name = None if setting.epsilon in named else label(setting)
-        named.add(setting.epsilon)
+        name = None if label(setting) in named else label(setting)
+        named.add(label(setting))
         axes.plot(
-            rounds, accuracies, "o-", color=COLOURS[setting.epsilon], markersize=3, label=name
+            rounds, accuracies, STYLES[setting.rounds], color=COLOURS[setting.epsilon], label=name
         )
     axes.axhline(found["unigram"], color="#7a7a7a", linewidth=0.8)
     axes.annotate("most frequent character", (0, found["unigram"]), (0, 3), va="bottom",
