@@ -1,11 +1,20 @@
 """Reports are on the ledger of a person before a value is read, and no more than declared."""
 
+import os
+
 import numpy as np
 import pytest
 
 from dpfy import Ledger, Relation, Unit, account
-from dpfy.errors import BudgetExhausted, LedgerMismatch, LedgerWriteFailed, UnsupportedEvent
+from dpfy.errors import (
+    BudgetExhausted,
+    LedgerError,
+    LedgerMismatch,
+    LedgerWriteFailed,
+    UnsupportedEvent,
+)
 from dpfy.local import RandomizedResponse, UnaryEncoding
+from dpfy.noise import SecureStream
 from dpfy.reporting import report as report_of
 
 METHODS = [RandomizedResponse, UnaryEncoding]
@@ -90,3 +99,44 @@ def test_the_privacy_report_is_about_local_reports(tmp_path):
     assert "Local differential privacy" in text and "central" not in found.formal_statement
     assert "B3" in text and "teachers" not in text
     assert found.to_json()["ledger"]["unit"] == "report"
+
+
+class Forks:
+    """A value whose reading forks the process; the child exits with 0 if it gets no report."""
+
+    def __init__(self):
+        self.child = None
+
+    def __int__(self):
+        self.child = os.fork()
+        return 3
+
+    __index__ = __int__
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fork_that_reads_a_value_sends_no_second_report(method):
+    parent, value = os.getpid(), Forks()
+    with Ledger.in_memory() as ledger:
+        try:
+            method(5, 0.5).report(value, ledger)
+        except LedgerError:
+            os._exit(int(os.getpid() == parent))
+        if os.getpid() != parent:
+            os._exit(2)
+        assert os.waitpid(value.child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_report_is_drawn_under_a_key_that_is_younger_than_its_reservation(method, monkeypatch):
+    # A copy of the machine that is restored between the two would draw the same report otherwise.
+    order, reserve, refresh = [], Ledger.reserve, SecureStream.refresh
+    monkeypatch.setattr(
+        Ledger, "reserve", lambda self, *rest: (order.append("reserve"), reserve(self, *rest))[1]
+    )
+    monkeypatch.setattr(
+        SecureStream, "refresh", lambda self: (order.append("refresh"), refresh(self))[1]
+    )
+    with Ledger.in_memory() as ledger:
+        method(5, 0.5).report(3, ledger)
+    assert order[:2] == ["reserve", "refresh"]

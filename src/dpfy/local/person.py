@@ -124,7 +124,10 @@ def send(
         opened.register(EnvelopeGuard(envelope, None, Relation.REPLACE_ONE), header)
         opened.record_basis({"grounds": [ground.to_json() for ground in _GROUNDS]})
         opened.reserve(event)
-        return draw(stream)
+        stream.refresh()  # a restored copy of the machine has the old key
+        report = draw(stream)
+        opened.require_opener()  # what gives the value may have forked
+        return report
     finally:
         if opened is not ledger:
             opened.close()
